@@ -1,0 +1,229 @@
+// Attention over one range of pages, straight from the packed words. One workgroup: one work item (pages of one
+// sequence and a tile of its query tokens) x one KV head x a tile of that head's query heads. Every K and V word is
+// read once for the whole tile. The result is a partial: the largest score m, the sum l of exp(score - m), and the
+// weighted sum o of values; attention_merge combines partials.
+const WG_SIZE: u32 = 64u;
+const RATIO: u32 = 4u; // query heads of a KV head
+const HEAD_TILE: u32 = 4u; // query heads of one workgroup
+const TOKEN_TILE: u32 = 1u; // query tokens of one workgroup
+const ROWS: u32 = HEAD_TILE * TOKEN_TILE; // row r: query token r / HEAD_TILE, query head r % HEAD_TILE of the tile
+const HEAD_TILES: u32 = (RATIO + HEAD_TILE - 1u) / HEAD_TILE;
+const K_QUADS: u32 = K_HEAD_DIM / 4u;
+const V_QUADS: u32 = V_HEAD_DIM / 4u;
+const LANES: u32 = WG_SIZE / V_QUADS; // invocations that share a channel quad of the output
+const PAGE_QUADS: u32 = K_PAGE_TOKENS / 4u;
+const REDUCERS: u32 = 8u; // invocations that find one row's maximum
+const LOWEST: f32 = -3.4028234663852886e38;
+const_assert K_PAGE_TOKENS == V_PAGE_TOKENS;
+const_assert K_HEADS == V_HEADS;
+const_assert V_QUADS <= WG_SIZE;
+const_assert WG_SIZE % REDUCERS == 0u;
+
+struct Params {
+    items: u32,
+    q_heads: u32,
+    scale: f32, // of the scores, before the softmax
+    k_tensor: u32, // places of the per-tensor scales
+    v_tensor: u32,
+}
+
+struct Item {
+    table: u32, // first entry in the page table
+    pages: u32,
+    position: u32, // of slot 0 of the first page
+    query: u32, // first query token: its row in q
+    queries: u32, // query tokens, at most TOKEN_TILE
+    query_position: u32, // of the first query token; a query sees positions up to its own
+    partial: u32, // first partial: [query token, query head]
+}
+
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> items: array<Item>; // [item]
+@group(0) @binding(2) var<storage, read> page_table: array<vec4<u32>>; // [entry] (K page, V page, first live slot, end)
+@group(0) @binding(3) var<storage, read> q: array<vec4<f32>>; // [token, query head, channel quad]
+@group(0) @binding(4) var<storage, read> k_pages: array<vec4<u32>>; // [page, word, slot quad]
+@group(0) @binding(5) var<storage, read> v_pages: array<vec4<u32>>; // [page, word, slot quad]
+@group(0) @binding(6) var<storage, read> tensor_scales: array<f32>; // [layer, side]
+@group(0) @binding(7) var<storage, read_write> partial_o: array<vec4<f32>>; // [partial, channel quad]
+@group(0) @binding(8) var<storage, read_write> partial_ml: array<vec2<f32>>; // [partial] (m, l)
+
+var<workgroup> sh_q: array<vec4<f32>, ROWS * K_QUADS>; // [row, channel quad]
+var<workgroup> sh_tile: array<vec4<f32>, ROWS * WG_SIZE>; // [row, slot quad]: maxima, then probabilities, then sums
+var<workgroup> sh_reduced: array<f32, ROWS * REDUCERS>;
+
+// Which of four slots from `slot` on are live.
+fn live_slots(entry: vec4<u32>, slot: u32) -> vec4<bool> {
+    let slots = vec4<u32>(slot) + vec4<u32>(0u, 1u, 2u, 3u);
+    return (slots >= vec4<u32>(entry.z)) & (slots < vec4<u32>(entry.w));
+}
+
+@compute @workgroup_size(WG_SIZE)
+fn attention_split(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) grid: vec3<u32>,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let index = group.y * grid.x + group.x;
+    // Uniform: the whole workgroup has an item or none.
+    if (index < params.items) {
+        let item = items[index];
+        let kv_head = group.z / HEAD_TILES;
+        let head_tile = group.z % HEAD_TILES * HEAD_TILE;
+
+        for (var i = local; i < ROWS * K_QUADS; i += WG_SIZE) {
+            let row = i / K_QUADS;
+            let token = row / HEAD_TILE;
+            let head = head_tile + row % HEAD_TILE;
+            var value = vec4<f32>();
+            if (token < item.queries && head < RATIO) {
+                let q_row = (item.query + token) * params.q_heads + kv_head * RATIO + head;
+                value = q[q_row * K_QUADS + i % K_QUADS];
+            }
+            sh_q[i] = value;
+        }
+        workgroupBarrier();
+
+        var largest: array<f32, ROWS>;
+        var sum: array<f32, ROWS>; // of this invocation's own slots
+        var output: array<vec4<f32>, ROWS>; // of this invocation's channel quad and lane
+        for (var r = 0u; r < ROWS; r++) {
+            largest[r] = LOWEST;
+            sum[r] = 0.0;
+            output[r] = vec4<f32>();
+        }
+        let out_quad = local % V_QUADS;
+        let lane = local / V_QUADS;
+        let slot_quads = item.pages * PAGE_QUADS;
+
+        for (var first = 0u; first < slot_quads; first += WG_SIZE) {
+            // Scores: an invocation takes four neighbouring slots and keeps whole dot products in registers.
+            let at = first + local;
+            var scores: array<vec4<f32>, ROWS>;
+            for (var r = 0u; r < ROWS; r++) {
+                scores[r] = vec4<f32>();
+            }
+            var live = vec4<bool>(false);
+            var v_scales = vec4<f32>();
+            if (at < slot_quads) {
+                let entry = page_table[item.table + at / PAGE_QUADS];
+                let slots = at % PAGE_QUADS;
+                live = live_slots(entry, 4u * slots);
+                if (any(live)) {
+                    for (var quad = 0u; quad < K_QUADS; quad++) {
+                        let k = k_quad(entry.x, kv_head, slots, quad);
+                        let block = k_block_scales(entry.x, kv_head, slots, quad);
+                        let channels = k_channel_scales(entry.x, kv_head, slots, quad);
+                        for (var r = 0u; r < ROWS; r++) {
+                            scores[r] += ((sh_q[r * K_QUADS + quad] * channels) * k) * block;
+                        }
+                    }
+                    let k_scales = k_slot_scales(entry.x, kv_head, slots) * params.scale;
+                    for (var r = 0u; r < ROWS; r++) {
+                        scores[r] *= k_scales;
+                    }
+                    v_scales = v_slot_scales(entry.y, kv_head, slots);
+                }
+            }
+            let positions = vec4<u32>(item.position + 4u * at) + vec4<u32>(0u, 1u, 2u, 3u);
+            for (var r = 0u; r < ROWS; r++) {
+                let seen = live & (positions <= vec4<u32>(item.query_position + r / HEAD_TILE));
+                let s = select(vec4<f32>(LOWEST), scores[r], seen);
+                sh_tile[r * WG_SIZE + local] = vec4<f32>(max(max(s.x, s.y), max(s.z, s.w)));
+            }
+            workgroupBarrier();
+            for (var i = local; i < ROWS * REDUCERS; i += WG_SIZE) {
+                let from = i / REDUCERS * WG_SIZE + i % REDUCERS;
+                var m = LOWEST;
+                for (var j = 0u; j < WG_SIZE; j += REDUCERS) {
+                    m = max(m, sh_tile[from + j].x);
+                }
+                sh_reduced[i] = m;
+            }
+            workgroupBarrier();
+
+            // Probabilities, relative to the largest score so far.
+            for (var r = 0u; r < ROWS; r++) {
+                var m = largest[r];
+                for (var j = 0u; j < REDUCERS; j++) {
+                    m = max(m, sh_reduced[r * REDUCERS + j]);
+                }
+                let shrink = exp(largest[r] - m);
+                largest[r] = m;
+                let seen = live & (positions <= vec4<u32>(item.query_position + r / HEAD_TILE));
+                let p = select(vec4<f32>(), exp(scores[r] - vec4<f32>(m)), seen);
+                sum[r] = sum[r] * shrink + ((p.x + p.y) + (p.z + p.w));
+                // Selected again: the value scale of a dead slot may be NaN, and 0 x NaN is NaN.
+                sh_tile[r * WG_SIZE + local] = select(vec4<f32>(), p * v_scales, seen);
+                output[r] *= shrink;
+            }
+            workgroupBarrier();
+
+            // Values: an invocation takes one channel quad and every LANES-th slot quad of the tile.
+            if (lane < LANES) {
+                let end = min(WG_SIZE, slot_quads - first);
+                for (var i = lane; i < end; i += LANES) {
+                    let entry = page_table[item.table + (first + i) / PAGE_QUADS];
+                    let slots = (first + i) % PAGE_QUADS;
+                    let used = live_slots(entry, 4u * slots);
+                    if (any(used)) {
+                        var v = v_quad(entry.y, kv_head, slots, out_quad);
+                        var block = v_block_scales(entry.y, kv_head, slots, out_quad);
+                        if (!all(used)) {
+                            // Dead slots never enter the arithmetic.
+                            v[0] = select(vec4<f32>(), v[0], used.x);
+                            v[1] = select(vec4<f32>(), v[1], used.y);
+                            v[2] = select(vec4<f32>(), v[2], used.z);
+                            v[3] = select(vec4<f32>(), v[3], used.w);
+                            block = select(vec4<f32>(), block, used);
+                        }
+                        let channels = v_channel_scales(entry.y, kv_head, slots, out_quad);
+                        for (var r = 0u; r < ROWS; r++) {
+                            output[r] += (v * (sh_tile[r * WG_SIZE + i] * block)) * channels;
+                        }
+                    }
+                }
+            }
+            workgroupBarrier();
+        }
+
+        // The lanes' sums, in lane order.
+        for (var r = 0u; r < ROWS; r++) {
+            sh_tile[r * WG_SIZE + local] = vec4<f32>(sum[r]);
+        }
+        workgroupBarrier();
+        for (var i = local; i < ROWS * REDUCERS; i += WG_SIZE) {
+            let from = i / REDUCERS * WG_SIZE + i % REDUCERS;
+            var l = 0.0;
+            for (var j = 0u; j < WG_SIZE; j += REDUCERS) {
+                l += sh_tile[from + j].x;
+            }
+            sh_reduced[i] = l;
+        }
+        workgroupBarrier();
+        for (var r = 0u; r < ROWS; r++) {
+            sh_tile[r * WG_SIZE + local] = output[r];
+        }
+        workgroupBarrier();
+        if (lane == 0u) {
+            for (var r = 0u; r < ROWS; r++) {
+                let token = r / HEAD_TILE;
+                let head = head_tile + r % HEAD_TILE;
+                if (token < item.queries && head < RATIO) {
+                    var o = vec4<f32>();
+                    for (var j = 0u; j < LANES; j++) {
+                        o += sh_tile[r * WG_SIZE + j * V_QUADS + out_quad];
+                    }
+                    let partial = item.partial + token * params.q_heads + kv_head * RATIO + head;
+                    partial_o[partial * V_QUADS + out_quad] = o;
+                    if (out_quad == 0u) {
+                        var l = 0.0;
+                        for (var j = 0u; j < REDUCERS; j++) {
+                            l += sh_reduced[r * REDUCERS + j];
+                        }
+                        partial_ml[partial] = vec2<f32>(largest[r], l);
+                    }
+                }
+            }
+        }
+    }
+}

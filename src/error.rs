@@ -1,0 +1,112 @@
+//! The one error type of the library.
+
+/// Everything that can go wrong. Messages say what was asked, what is possible and what to do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A side or pair name that does not parse.
+    #[error("unknown cache format `{name}`: {reason}; sides are {known}; a pair is one side for both or K/V, for example int4c/int4")]
+    UnknownFormat {
+        /// The text that was given.
+        name: String,
+        /// What is wrong with it.
+        reason: String,
+        /// The names that exist.
+        known: String,
+    },
+    /// A shape that a format, a page or a kernel cannot hold.
+    #[error("{what} = {value} does not fit: {limit}; {advice}")]
+    Shape {
+        /// The quantity that was given.
+        what: &'static str,
+        /// Its value.
+        value: u64,
+        /// The rule or limit it breaks.
+        limit: String,
+        /// What to do instead.
+        advice: String,
+    },
+    /// A per-tensor scale outside what the codes allow.
+    #[error(
+        "per-tensor scale {value:e} ({what}) cannot be used: it must be finite and lie in [2^-90, 2^118]; \
+         calibrate it as amax / 448 on your data"
+    )]
+    TensorScale {
+        /// Which scale (layer and side).
+        what: String,
+        /// The value that was given.
+        value: f64,
+    },
+    /// The cache or one of its pools is full; nothing was changed.
+    #[error("the cache is full: {missing} more {what} pages are needed and {free} are free; free a sequence or raise the page budget")]
+    CacheFull {
+        /// Which pool.
+        what: &'static str,
+        /// Pages that would have been needed beyond the free ones.
+        missing: u64,
+        /// Pages that are free.
+        free: u64,
+    },
+    /// A sequence id that was never opened or has been freed.
+    #[error("sequence {0} is not open (freed, or of another cache); open it first")]
+    UnknownSequence(u64),
+    /// A request that contradicts the state or the settings.
+    #[error("{asked}: {reason}; {advice}")]
+    Usage {
+        /// What was asked.
+        asked: String,
+        /// Why it cannot be done.
+        reason: String,
+        /// What to do instead.
+        advice: String,
+    },
+    /// No adapter, or none of that name.
+    #[error("no usable GPU adapter: {reason}; {advice}")]
+    NoAdapter {
+        /// What was looked for and what was found.
+        reason: String,
+        /// The command or flag that helps.
+        advice: String,
+    },
+    /// The adapter allows less than a kernel needs.
+    #[error("{what} needs {needed} but this adapter allows {allowed}; {advice}")]
+    Limit {
+        /// The buffer, binding or kernel.
+        what: String,
+        /// The amount needed.
+        needed: u64,
+        /// The amount allowed.
+        allowed: u64,
+        /// What to do instead.
+        advice: String,
+    },
+    /// A shader that does not compose or compile. A fault of this crate or of the driver, not of the caller.
+    #[error("shader `{kernel}` was refused: {message}")]
+    Shader {
+        /// The kernel.
+        kernel: String,
+        /// The composer's or compiler's words.
+        message: String,
+    },
+    /// The device failed: lost, out of memory, or a validation error.
+    #[error("the GPU device failed during {during}: {message}")]
+    Device {
+        /// What was being done.
+        during: String,
+        /// The words of the driver or of wgpu.
+        message: String,
+    },
+    /// A result that is not a number where numbers are compared.
+    #[error("{what}: {nan} NaN and {infinite} infinite values; no figure is computed from them")]
+    NonFinite {
+        /// Where they were found.
+        what: String,
+        /// How many NaN.
+        nan: u64,
+        /// How many infinities.
+        infinite: u64,
+    },
+}
+
+/// The library's result.
+pub type Result<T> = std::result::Result<T, Error>;
