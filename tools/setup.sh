@@ -13,7 +13,7 @@
 #           KVPACK_SYSTEM_DRIVER=1              use the system's driver, however old
 #           KVPACK_ALLOW_NO_GPU=1               go on without any adapter
 #           XDG_CACHE_HOME                      where the cache folder `kvpack` lies (default ~/.cache)
-# Exported: VK_DRIVER_FILES, VK_ICD_FILENAMES   when the newer Mesa is used
+# Exported: VK_DRIVER_FILES, VK_ICD_FILENAMES   the newer Mesa, when it is used
 #           KVPACK_SWIFTSHADER_ICD              (test) a second software driver, when it is available
 #           XDG_RUNTIME_DIR                     a private folder when unset, since Mesa prints an error without it
 #
@@ -173,16 +173,16 @@ kvpack_private_apt() {
     local dir="$1" hook
     shift
     if [ ! -e "$dir/apt.conf" ]; then
-        mkdir -p "$dir/lists/partial" "$dir/cache/archives/partial"
+        mkdir -p "$dir/lists/partial" "$dir/cache/archives/partial" "$dir/none"
         for hook in APT::Update::Pre-Invoke APT::Update::Post-Invoke APT::Update::Post-Invoke-Success \
             Acquire::IndexTargets::deb::DEP-11 Acquire::IndexTargets::deb::DEP-11-icons{,-small,-large,-hidpi,-large-hidpi}; do
             printf '#clear %s;\n' "$hook"
         done >"$dir/apt.conf"
         cat >>"$dir/apt.conf" <<CONF
 Dir::Etc::sourcelist "$dir/sources.list";
-Dir::Etc::sourceparts "-";
-Dir::Etc::preferencesparts "-";
-Dir::Etc::preferences "-";
+Dir::Etc::sourceparts "$dir/none";
+Dir::Etc::preferencesparts "$dir/none";
+Dir::Etc::preferences "$dir/none/preferences";
 Dir::State::lists "$dir/lists";
 Dir::Cache "$dir/cache";
 Acquire::Languages "none";
