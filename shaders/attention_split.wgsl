@@ -132,10 +132,10 @@ fn attention_split(
             }
             workgroupBarrier();
             for (var i = local; i < ROWS * REDUCERS; i += WG_SIZE) {
-                let from = i / REDUCERS * WG_SIZE + i % REDUCERS;
+                let begin = i / REDUCERS * WG_SIZE + i % REDUCERS;
                 var m = LOWEST;
                 for (var j = 0u; j < WG_SIZE; j += REDUCERS) {
-                    m = max(m, sh_tile[from + j].x);
+                    m = max(m, sh_tile[begin + j].x);
                 }
                 sh_reduced[i] = m;
             }
@@ -192,10 +192,10 @@ fn attention_split(
         }
         workgroupBarrier();
         for (var i = local; i < ROWS * REDUCERS; i += WG_SIZE) {
-            let from = i / REDUCERS * WG_SIZE + i % REDUCERS;
+            let begin = i / REDUCERS * WG_SIZE + i % REDUCERS;
             var l = 0.0;
             for (var j = 0u; j < WG_SIZE; j += REDUCERS) {
-                l += sh_tile[from + j].x;
+                l += sh_tile[begin + j].x;
             }
             sh_reduced[i] = l;
         }

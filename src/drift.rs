@@ -3,8 +3,13 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::cache::{CacheSpec, TensorScales};
 use crate::error::{Error, Result};
-use crate::spec::Pair;
+use crate::gpu::Gpu;
+use crate::model::{Config, GpuModel, Model, PROMPTS, ReferenceModel, encode, tiny};
+use crate::scales::{ScaleLayout, ScaleType};
+use crate::spec::{Pair, Side};
+use crate::work::Status;
 
 /// How scales and groups are made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -107,4 +112,271 @@ pub struct DriftRow {
     pub device: String,
     /// The adapter's name and driver, or the CPU reference.
     pub adapter: String,
+}
+
+/// What runs the model.
+#[derive(Debug, Clone)]
+pub enum Device {
+    /// The CPU reference, in f64.
+    Cpu,
+    /// A GPU (or a software adapter), in f32.
+    Gpu(Gpu),
+}
+
+impl Device {
+    fn name(&self) -> &'static str {
+        match self {
+            Device::Cpu => "cpu",
+            Device::Gpu(_) => "gpu",
+        }
+    }
+
+    fn adapter(&self) -> String {
+        match self {
+            Device::Cpu => "CPU reference (f64)".to_owned(),
+            Device::Gpu(gpu) => gpu.summary().title(),
+        }
+    }
+}
+
+/// Measures every pair of the options against the f32 cache. `progress` hears (done, of, what) as prompts finish.
+///
+/// # Errors
+/// [`Error::Usage`] for options that contradict each other, [`Error::Shape`] for a pair that does not fit the model,
+/// [`Error::NonFinite`] where a result is not a number, and what the device reports.
+pub fn run(
+    device: &Device,
+    options: &DriftOptions,
+    progress: &mut dyn FnMut(u64, u64, &str),
+) -> Result<Vec<DriftRow>> {
+    check(options)?;
+    let model = tiny(options.outlier);
+    let prompts = PROMPTS.iter().map(|prompt| encode(prompt)).collect::<Result<Vec<_>>>()?;
+    // Every pair is checked before the first long run.
+    for &pair in &options.pairs {
+        cache_spec(&model.config, pair, options, &[])?.geometry()?;
+    }
+    let of = (options.pairs.len() as u64 + 1) * prompts.len() as u64;
+    let mut done = 0;
+    let mut tick = |what: &str| {
+        done += 1;
+        progress(done, of, what);
+    };
+    let f32 = CacheSpec { window: [0; 2], ..cache_spec(&model.config, Pair::same(Side::F32), options, &[])? };
+    let reference = measure(device, &model, f32, &prompts, options.mode, &mut || tick("f32 reference"))?;
+    finite("the logits of the f32 reference", &reference.logits)?;
+    let mut rows = Vec::new();
+    for &pair in &options.pairs {
+        let name = pair.to_string();
+        let spec = cache_spec(&model.config, pair, options, &reference.calibrated)?;
+        let run = measure(device, &model, spec, &prompts, options.mode, &mut || tick(&name))?;
+        finite(&format!("the logits of `{name}`"), &run.logits)?;
+        if run.status.non_finite > 0 {
+            let what = format!("keys and values on their way into `{name}` (NaN or infinite, not told apart)");
+            return Err(Error::NonFinite { what, nan: u64::from(run.status.non_finite), infinite: 0 });
+        }
+        let damage = damage(&reference.logits, &run.logits, model.config.vocabulary as usize);
+        let bits_per_number = pair.bits_per_number(model.config.head_dim, model.config.head_dim);
+        rows.push(DriftRow {
+            pair: name,
+            bits_per_number,
+            percent_of_f16: bits_per_number / 16.0 * 100.0,
+            logit_drift: damage.drift,
+            logit_drift_centred: damage.centred,
+            top1: damage.top1,
+            predictions: damage.predictions,
+            mean_kl: damage.mean_kl,
+            max_abs_diff: damage.max_abs_diff,
+            non_finite_logits: 0,
+            saturated: u64::from(run.status.saturated),
+            cache_bytes: run.cache_bytes,
+            convention: options.convention.to_string(),
+            mode: options.mode.to_string(),
+            window: options.window,
+            outlier: options.outlier,
+            device: device.name().to_owned(),
+            adapter: device.adapter(),
+        });
+    }
+    Ok(rows)
+}
+
+fn check(options: &DriftOptions) -> Result<()> {
+    let refuse = |asked: String, reason: &str, advice: &str| {
+        Err(Error::Usage { asked, reason: reason.to_owned(), advice: advice.to_owned() })
+    };
+    if options.pairs.is_empty() {
+        return refuse("no pairs".to_owned(), "there is nothing to measure", "name at least one pair");
+    }
+    if !(options.outlier.is_finite() && options.outlier > 0.0) {
+        let asked = format!("outlier factor {}", options.outlier);
+        return refuse(asked, "it must be finite and above 0", "use 1 for none, 8 or 32 for outliers as models have them");
+    }
+    if options.convention == Convention::Published {
+        if options.mode == Mode::Decode {
+            let reason = "its groups span the whole prompt, which cannot be streamed";
+            return refuse("convention published with mode decode".to_owned(), reason, "use --mode prefill");
+        }
+        if options.window > 0 {
+            let reason = "it has no recent window";
+            return refuse(format!("convention published with window {}", options.window), reason, "use --window 0");
+        }
+    }
+    if options.window > 4096 {
+        return refuse(format!("window {}", options.window), "at most 4096 tokens stay recent", "use a smaller window");
+    }
+    Ok(())
+}
+
+/// The cache of one run. `calibrated` holds per-tensor scales from the f32 run, [layer][K, V].
+fn cache_spec(config: &Config, pair: Pair, options: &DriftOptions, calibrated: &[[f32; 2]]) -> Result<CacheSpec> {
+    let published = options.convention == Convention::Published;
+    let side = |side: Side| -> Result<Side> {
+        match side.layout {
+            ScaleLayout::PerChannel { group } if published && group != config.positions => Err(Error::Usage {
+                asked: format!("`{side}` in convention published"),
+                reason: format!("there a group is the whole prompt of {} tokens", config.positions),
+                advice: format!("name it with G = {}", config.positions),
+            }),
+            _ if published && side.scale == ScaleType::F16 => Ok(side.with_scale_type(ScaleType::F32)),
+            _ => Ok(side),
+        }
+    };
+    let pair = Pair { k: side(pair.k)?, v: side(pair.v)? };
+    let page_tokens = pair.default_page_tokens();
+    Ok(CacheSpec {
+        layers: config.blocks,
+        q_heads: config.heads,
+        kv_heads: config.heads,
+        k_head_dim: config.head_dim,
+        v_head_dim: config.head_dim,
+        pair,
+        page_tokens,
+        window: [options.window; 2],
+        waiting: if published { Side::F32 } else { Side::F16 },
+        pages: config.positions.div_ceil(page_tokens),
+        tensor_scales: if published || calibrated.is_empty() {
+            TensorScales::FromRows
+        } else {
+            TensorScales::Given(calibrated.to_vec())
+        },
+    })
+}
+
+/// What one run of all prompts gave.
+struct Run {
+    /// [prompt][position][vocabulary].
+    logits: Vec<f64>,
+    calibrated: Vec<[f32; 2]>,
+    status: Status,
+    cache_bytes: u64,
+}
+
+/// Runs the prompts, one sequence each, on either device.
+fn measure(
+    device: &Device,
+    model: &Model,
+    spec: CacheSpec,
+    prompts: &[Vec<u32>],
+    mode: Mode,
+    tick: &mut dyn FnMut(),
+) -> Result<Run> {
+    let mut run =
+        Run { logits: Vec::new(), calibrated: Vec::new(), status: Status::default(), cache_bytes: 0 };
+    // The two models have the same methods; a trait for four calls would say no more than this.
+    macro_rules! prompts {
+        ($model:ident) => {
+            for prompt in prompts {
+                let sequence = $model.open();
+                let chunk = if mode == Mode::Prefill { prompt.len() } else { 1 };
+                for ids in prompt.chunks(chunk) {
+                    run.logits.extend($model.logits(sequence, ids)?);
+                }
+                run.cache_bytes = $model.cache().book().bytes_in_use();
+                $model.free(sequence)?;
+                tick();
+            }
+        };
+    }
+    match device {
+        Device::Cpu => {
+            let mut model = ReferenceModel::new(model, spec)?;
+            prompts!(model);
+            run.calibrated = model.cache().calibrated();
+            run.status = model.cache().status();
+        }
+        Device::Gpu(gpu) => {
+            let calibrates = spec.pair == Pair::same(Side::F32);
+            let mut model = GpuModel::new(gpu, model, spec, calibrates)?;
+            prompts!(model);
+            run.calibrated = model.cache().calibrated()?;
+            run.status = model.cache().status()?;
+        }
+    }
+    Ok(run)
+}
+
+fn finite(what: &str, values: &[f64]) -> Result<()> {
+    let nan = values.iter().filter(|v| v.is_nan()).count() as u64;
+    let infinite = values.iter().filter(|v| v.is_infinite()).count() as u64;
+    if nan + infinite == 0 { Ok(()) } else { Err(Error::NonFinite { what: what.to_owned(), nan, infinite }) }
+}
+
+/// The figures that compare two runs.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Damage {
+    /// sqrt(sum (ref - q)^2 / sum ref^2).
+    pub drift: f64,
+    /// The same after each row's mean is taken off both.
+    pub centred: f64,
+    /// Rows whose argmax is unchanged.
+    pub top1: u64,
+    /// Rows.
+    pub predictions: u64,
+    /// Mean of KL(softmax ref || softmax q), nats.
+    pub mean_kl: f64,
+    /// Largest |ref - q|.
+    pub max_abs_diff: f64,
+}
+
+/// Compares logits [row][vocabulary] with those of the reference, pooled over all rows. NaN on either side gives NaN.
+pub fn damage(reference: &[f64], run: &[f64], vocabulary: usize) -> Damage {
+    let (mut error, mut power, mut centred_error, mut centred_power) = (0.0, 0.0, 0.0, 0.0);
+    let (mut kl, mut max_abs_diff, mut top1, mut predictions) = (0.0, 0.0_f64, 0, 0);
+    for (r, q) in reference.chunks(vocabulary).zip(run.chunks(vocabulary)) {
+        let mean = |row: &[f64]| row.iter().sum::<f64>() / row.len() as f64;
+        let (r_mean, q_mean) = (mean(r), mean(q));
+        let (r_log, q_log) = (log_sum_exp(r), log_sum_exp(q));
+        for (&a, &b) in r.iter().zip(q) {
+            error += (a - b).powi(2);
+            power += a.powi(2);
+            centred_error += ((a - r_mean) - (b - q_mean)).powi(2);
+            centred_power += (a - r_mean).powi(2);
+            kl += (a - r_log).exp() * ((a - r_log) - (b - q_log));
+            // Not f64::max, which would drop a NaN.
+            if !((a - b).abs() <= max_abs_diff) {
+                max_abs_diff = (a - b).abs();
+            }
+        }
+        predictions += 1;
+        top1 += u64::from(argmax(r) == argmax(q));
+    }
+    Damage {
+        drift: (error / power).sqrt(),
+        centred: (centred_error / centred_power).sqrt(),
+        top1,
+        predictions,
+        mean_kl: kl / predictions as f64,
+        max_abs_diff,
+    }
+}
+
+fn log_sum_exp(row: &[f64]) -> f64 {
+    let m = row.iter().fold(f64::NEG_INFINITY, |m, &v| m.max(v));
+    m + row.iter().map(|v| (v - m).exp()).sum::<f64>().ln()
+}
+
+/// The first of the largest.
+fn argmax(row: &[f64]) -> usize {
+    (0..row.len()).fold(0, |best, i| if row[i] > row[best] { i } else { best })
 }

@@ -165,6 +165,22 @@ impl PageLayout {
     }
 }
 
+/// Query heads for each KV head.
+///
+/// # Errors
+/// [`Error::Shape`] where it is not a whole number from 1 to 16.
+pub fn heads_ratio(q_heads: u32, kv_heads: u32) -> Result<u32> {
+    if kv_heads == 0 || q_heads == 0 || !q_heads.is_multiple_of(kv_heads) || q_heads / kv_heads > 16 {
+        return Err(Error::Shape {
+            what: "q_heads",
+            value: u64::from(q_heads),
+            limit: format!("query heads are 1 to 16 times the {kv_heads} KV heads"),
+            advice: "check the model's configuration".to_owned(),
+        });
+    }
+    Ok(q_heads / kv_heads)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

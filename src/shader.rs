@@ -106,7 +106,7 @@ impl Composer {
         self.scale_values("side", page.side.scale);
         let scale = page.side.scale;
         self.part(&format!("scales/stored_{}", scale.name()), scale.wgsl());
-        self.part("parts/small_float", include_str!("../shaders/parts/small_float.wgsl"));
+        self.rounds_small_floats();
         self.glue(format!(
             "fn side_scale_from(amax: u32, odd: u32, power: i32) -> vec2<u32> {{ return stored_{}_from(amax, odd, power); }}",
             scale.name()
@@ -122,6 +122,16 @@ impl Composer {
         self.set("LARGEST_ODD", odd).set("LARGEST_POWER", power)
     }
 
+    /// Adds the rounding to small floats.
+    pub fn rounds_small_floats(&mut self) -> &mut Composer {
+        self.part("parts/small_float", include_str!("../shaders/parts/small_float.wgsl"))
+    }
+
+    /// Adds `f16_widen`.
+    pub fn widens_f16(&mut self) -> &mut Composer {
+        self.part("formats/f16", decode_half(Element::F16))
+    }
+
     fn decoder(&mut self, prefix: &str, element: Element) -> &mut Composer {
         let format = element.info().name;
         self.part(&format!("formats/{format}"), decode_half(element));
@@ -134,7 +144,7 @@ impl Composer {
         let format = element.info().name;
         self.part(&format!("formats/{format} encoder"), encode_half(element));
         if element == Element::F16 {
-            self.part("parts/small_float", include_str!("../shaders/parts/small_float.wgsl"));
+            self.rounds_small_floats();
         } else if element != Element::F32 {
             self.part("parts/quotient", include_str!("../shaders/parts/quotient.wgsl"));
         }

@@ -1,0 +1,24 @@
+// The sum of two tensors of one shape. One invocation: one number.
+const WG_SIZE: u32 = 64u;
+
+struct Params {
+    numbers: u32,
+}
+
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> x: array<f32>; // [number]
+@group(0) @binding(2) var<storage, read> y: array<f32>; // [number]
+@group(0) @binding(3) var<storage, read_write> output: array<f32>; // [number]
+
+@compute @workgroup_size(WG_SIZE)
+fn residual(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) grid: vec3<u32>,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let index = (group.y * grid.x + group.x) * WG_SIZE + local;
+    if (index >= params.numbers) {
+        return;
+    }
+    output[index] = x[index] + y[index];
+}

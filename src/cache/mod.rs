@@ -1,0 +1,440 @@
+//! The paged KV cache on the GPU: sequences grow by steps; a step appends rows of K and V and attends with q.
+//!
+//! ```text
+//! let step = cache.step(&[(sequence, new_tokens), ...])?;   // planned once for all layers
+//! for layer in 0..layers {
+//!     step.append(&mut pass, layer, &k, &v)?;               // records; rows are [token][head][channel] f32
+//!     step.attend(&mut pass, layer, &q, &output)?;          // sees the tokens just appended
+//! }
+//! step.commit();                                            // dropping the step instead takes it back
+//! ```
+//!
+//! Tokens of per-channel sides wait in f16 pages until their group is full, tokens of a recent window until they leave
+//! it; attention reads them there, at the slots they will have when packed.
+
+mod plan;
+
+pub use plan::{
+    Book, CacheSpec, Geometry, K, PagesInUse, SegmentKind, SequenceId, SidePlan, StepPlan, TensorScales, V,
+};
+
+use std::collections::BTreeMap;
+
+use crate::error::Result;
+use crate::formats::Element;
+use crate::gpu::Gpu;
+use crate::kernels::amax::{self, Amax};
+use crate::kernels::attention_merge::AttentionMerge;
+use crate::kernels::attention_split::{self, AttentionSplit, Tiling};
+use crate::kernels::quantize::{self, Quantize, Source};
+use crate::kernels::quantize_group::QuantizeGroup;
+use crate::kernels::tensor_scale::{self, TensorScale};
+use crate::kernels::RowStrides;
+use crate::pages::{PageLayout, heads_ratio};
+use crate::reference::cache::live_words;
+use crate::scales::ScaleLayout;
+use crate::work::{SlotRun, Status};
+
+/// How waiting tokens of a side become packed.
+#[derive(Debug)]
+enum Pack {
+    Rows(Quantize),
+    Groups(QuantizeGroup),
+}
+
+/// The kernels of one side.
+#[derive(Debug)]
+struct SideKernels {
+    direct: Option<Quantize>,
+    wait: Option<Quantize>,
+    pack: Option<Pack>,
+}
+
+/// The pools of one layer.
+#[derive(Debug)]
+struct Pools {
+    packed: [wgpu::Buffer; 2],
+    waiting: [Option<wgpu::Buffer>; 2],
+}
+
+/// A paged KV cache on a GPU.
+#[derive(Debug)]
+pub struct KvCache {
+    gpu: Gpu,
+    book: Book,
+    layers: Vec<Pools>,
+    sides: [SideKernels; 2],
+    tilings: [Tiling; 2],
+    attention: BTreeMap<SegmentKind, AttentionSplit>,
+    merge: AttentionMerge,
+    amax: Amax,
+    tensor_scale: TensorScale,
+    largest: wgpu::Buffer,
+    tensor_scales: wgpu::Buffer,
+    status: wgpu::Buffer,
+    partials: Option<Partials>,
+    scale: f32,
+}
+
+/// Partial buffers, kept from step to step and grown when a step needs more.
+#[derive(Debug)]
+struct Partials {
+    capacity: u32,
+    o: wgpu::Buffer,
+    ml: wgpu::Buffer,
+}
+
+impl KvCache {
+    /// An empty cache. The softmax scale is 1 / sqrt(k_head_dim).
+    ///
+    /// # Errors
+    /// As [`CacheSpec::geometry`]; [`crate::Error::Limit`] where a pool is larger than the adapter can bind,
+    /// [`crate::Error::Shader`] and [`crate::Error::Device`] where the driver refuses.
+    pub fn new(gpu: &Gpu, spec: CacheSpec) -> Result<KvCache> {
+        let book = Book::new(spec)?;
+        let (spec, geometry) = (book.spec(), book.geometry());
+        let pool = |what: &str, page: &PageLayout| gpu.zeros(what, page.bytes() * u64::from(spec.pages));
+        let mut layers = Vec::new();
+        for _ in 0..spec.layers {
+            let waiting = |s: usize| geometry.waiting[s].map(|page| pool("pages of waiting tokens", &page)).transpose();
+            layers.push(Pools {
+                packed: [pool("K pages", &geometry.packed[K])?, pool("V pages", &geometry.packed[V])?],
+                waiting: [waiting(K)?, waiting(V)?],
+            });
+        }
+        let side = |s: usize| -> Result<SideKernels> {
+            let page = &geometry.packed[s];
+            Ok(match &geometry.waiting[s] {
+                None => SideKernels { direct: Some(Quantize::plan(gpu, page, &Source::F32)?), wait: None, pack: None },
+                Some(waiting) => SideKernels {
+                    direct: None,
+                    wait: Some(Quantize::plan(gpu, waiting, &Source::F32)?),
+                    pack: Some(if page.side.layout.token_group() > 1 {
+                        Pack::Groups(QuantizeGroup::plan(gpu, page, waiting)?)
+                    } else {
+                        Pack::Rows(Quantize::plan(gpu, page, &Source::Pages(*waiting))?)
+                    }),
+                },
+            })
+        };
+        let sides = [side(K)?, side(V)?];
+        let ratio = heads_ratio(spec.q_heads, spec.kv_heads)?;
+        let tilings = [false, true].map(|prefill| Tiling::new(&geometry.packed[K], ratio, prefill));
+        let mut scales = vec![[0.0_f32; 2]; spec.layers as usize];
+        if let TensorScales::Given(given) = &spec.tensor_scales {
+            scales[..given.len()].copy_from_slice(given);
+        }
+        let numbers = u64::from(spec.layers) * 2 * 4;
+        Ok(KvCache {
+            merge: AttentionMerge::plan(gpu, spec.q_heads, spec.v_head_dim)?,
+            amax: Amax::plan(gpu)?,
+            tensor_scale: TensorScale::plan(gpu, Element::E4m3)?,
+            largest: gpu.zeros("largest magnitudes", numbers)?,
+            tensor_scales: gpu.upload("per-tensor scales", &scales)?,
+            status: gpu.zeros("append status", 8)?,
+            scale: (1.0 / f64::from(spec.k_head_dim).sqrt()) as f32,
+            gpu: gpu.clone(),
+            layers,
+            sides,
+            tilings,
+            attention: BTreeMap::new(),
+            partials: None,
+            book,
+        })
+    }
+
+    /// The books: spec, geometry, lengths, pages and bytes in use.
+    pub fn book(&self) -> &Book {
+        &self.book
+    }
+
+    /// Opens an empty sequence.
+    pub fn open(&mut self) -> SequenceId {
+        self.book.open()
+    }
+
+    /// Frees a sequence and its pages.
+    ///
+    /// # Errors
+    /// [`crate::Error::UnknownSequence`].
+    pub fn free(&mut self, id: SequenceId) -> Result<()> {
+        self.book.free(id)
+    }
+
+    /// Bytes of all pool buffers, whether their pages are in use or not.
+    pub fn allocated_bytes(&self) -> u64 {
+        let pools = self.layers.iter().flat_map(|l| l.packed.iter().chain(l.waiting.iter().flatten()));
+        pools.map(wgpu::Buffer::size).sum()
+    }
+
+    /// Plans a step of new tokens for some sequences, for all layers alike. All or nothing.
+    ///
+    /// # Errors
+    /// As [`Book::plan`]; [`crate::Error::Limit`] and [`crate::Error::Device`] where buffers cannot be made.
+    pub fn step(&mut self, requests: &[(SequenceId, u32)]) -> Result<Step<'_>> {
+        let plan = self.book.plan(requests, self.tilings[1].token_tile)?;
+        match self.prepare(&plan) {
+            Ok(lists) => Ok(Step { cache: self, plan: Some(plan), lists }),
+            Err(e) => {
+                self.book.abandon(plan);
+                Err(e)
+            }
+        }
+    }
+
+    fn prepare(&mut self, plan: &StepPlan) -> Result<Lists> {
+        let geometry = *self.book.geometry();
+        let (q_heads, v_head_dim) = (self.book.spec().q_heads, self.book.spec().v_head_dim);
+        for kind in plan.segments.keys() {
+            if !self.attention.contains_key(kind) {
+                let side = |s: usize, waits: bool| match (waits, geometry.waiting[s]) {
+                    (true, Some(page)) => page,
+                    _ => geometry.packed[s],
+                };
+                let (k, v) = (side(K, kind.k_waits), side(V, kind.v_waits));
+                let tiling = self.tilings[usize::from(kind.prefill)];
+                self.attention.insert(*kind, AttentionSplit::plan(&self.gpu, &k, &v, q_heads, tiling)?);
+            }
+        }
+        if self.partials.as_ref().is_none_or(|p| p.capacity < plan.partials) {
+            let capacity = plan.partials.next_power_of_two().max(64);
+            self.partials = Some(Partials {
+                capacity,
+                o: self.gpu.zeros("attention partials", u64::from(capacity) * u64::from(v_head_dim) * 4)?,
+                ml: self.gpu.zeros("attention partial sums", u64::from(capacity) * 8)?,
+            });
+        }
+        let runs = |what: &str, runs: &[SlotRun]| self.gpu.upload(what, runs);
+        let writes = |s: usize| -> Result<[wgpu::Buffer; 3]> {
+            let side = &plan.sides[s];
+            Ok([runs("direct runs", &side.direct)?, runs("waiting runs", &side.wait)?, runs("pack runs", &side.pack)?])
+        };
+        let mut items = BTreeMap::new();
+        for (kind, list) in &plan.segments {
+            items.insert(*kind, self.gpu.upload("work items", list)?);
+        }
+        Ok(Lists {
+            writes: [writes(K)?, writes(V)?],
+            items,
+            table: self.gpu.upload("page table", &plan.table)?,
+            merges: self.gpu.upload("merges", &plan.merges)?,
+            lse: self.gpu.zeros("lse", u64::from(plan.tokens) * u64::from(q_heads) * 4)?,
+        })
+    }
+
+    /// What packing met so far. Waits for the queue.
+    ///
+    /// # Errors
+    /// [`crate::Error::Device`].
+    pub fn status(&self) -> Result<Status> {
+        Ok(self.gpu.read("append status", &self.status, 1)?[0])
+    }
+
+    /// Per-tensor scales of FP8 by the largest magnitudes of [`Step::calibrate`] so far, [layer][K, V]; the magnitudes
+    /// start again from 0. Waits for the queue.
+    ///
+    /// # Errors
+    /// [`crate::Error::Device`].
+    pub fn calibrated(&self) -> Result<Vec<[f32; 2]>> {
+        let slots = self.book.spec().layers * 2;
+        let scales = self.gpu.zeros("calibrated scales", u64::from(slots) * 4)?;
+        self.gpu.submit("calibration", |encoder| {
+            let mut pass = encoder.begin_compute_pass(&Default::default());
+            let params = tensor_scale::Params { first: 0, slots };
+            self.tensor_scale.encode(&self.gpu, &mut pass, [&self.largest, &scales], params)
+        })?;
+        self.gpu.read("calibrated scales", &scales, slots as usize / 2)
+    }
+
+    /// The live words of a sequence's pages on one side, in order: dead slots read as zero. Waits for the queue.
+    ///
+    /// # Errors
+    /// [`crate::Error::UnknownSequence`], [`crate::Error::Device`].
+    pub fn live_words(&self, id: SequenceId, layer: u32, side: usize) -> Result<Vec<u32>> {
+        let read = |waiting: bool| -> Result<Vec<u32>> {
+            match self.pool(layer, side, waiting) {
+                Some(buffer) => self.gpu.read("pages", buffer, buffer.size() as usize / 4),
+                None => Ok(Vec::new()),
+            }
+        };
+        let pools = [read(false)?, read(true)?];
+        live_words(&self.book, id, side, |waiting| pools[usize::from(waiting)].clone())
+    }
+
+    /// A layer's pool of packed pages, or of pages in which tokens wait (where there is one).
+    pub fn pool(&self, layer: u32, side: usize, waiting: bool) -> Option<&wgpu::Buffer> {
+        let pools = self.layers.get(layer as usize)?;
+        if waiting { pools.waiting[side].as_ref() } else { Some(&pools.packed[side]) }
+    }
+}
+
+/// The buffers of one step.
+#[derive(Debug)]
+struct Lists {
+    /// Per side: direct, wait, pack.
+    writes: [[wgpu::Buffer; 3]; 2],
+    items: BTreeMap<SegmentKind, wgpu::Buffer>,
+    table: wgpu::Buffer,
+    merges: wgpu::Buffer,
+    lse: wgpu::Buffer,
+}
+
+/// A planned step. Commands are recorded layer by layer, then the step is committed; dropped, it is taken back.
+#[derive(Debug)]
+pub struct Step<'a> {
+    cache: &'a mut KvCache,
+    plan: Option<StepPlan>,
+    lists: Lists,
+}
+
+impl Step<'_> {
+    /// Rows of k, v and q: new tokens of all sequences, in the order of the requests.
+    pub fn tokens(&self) -> u32 {
+        self.plan.as_ref().map_or(0, |plan| plan.tokens)
+    }
+
+    /// Records the append of f32 rows, [token][head][channel], to a layer.
+    ///
+    /// # Errors
+    /// [`crate::Error::Limit`].
+    pub fn append(
+        &self,
+        pass: &mut wgpu::ComputePass<'_>,
+        layer: u32,
+        k: &wgpu::Buffer,
+        v: &wgpu::Buffer,
+    ) -> Result<()> {
+        let Some(plan) = &self.plan else { return Ok(()) };
+        for (s, rows) in [k, v].into_iter().enumerate() {
+            self.append_side(plan, pass, layer, s, rows)?;
+        }
+        Ok(())
+    }
+
+    fn append_side(
+        &self,
+        plan: &StepPlan,
+        pass: &mut wgpu::ComputePass<'_>,
+        layer: u32,
+        s: usize,
+        rows: &wgpu::Buffer,
+    ) -> Result<()> {
+        let KvCache { gpu, book, layers, sides, tensor_scales, status, .. } = &*self.cache;
+        let page = book.geometry().packed[s];
+        let pools = &layers[layer as usize];
+        let tensor = layer * 2 + s as u32;
+        if page.side.layout == ScaleLayout::PerTensor && book.spec().tensor_scales == TensorScales::FromRows {
+            self.largest_of(plan, pass, layer, s, rows)?;
+            let params = tensor_scale::Params { first: tensor, slots: 1 };
+            self.cache.tensor_scale.encode(gpu, pass, [&self.cache.largest, tensor_scales], params)?;
+        }
+        let kernels = &sides[s];
+        let [direct, wait, pack] = &self.lists.writes[s];
+        let writes = &plan.sides[s];
+        let dense = RowStrides::dense(&page);
+        let buffers = |source, runs, pages| quantize::Buffers { source, runs, tensor_scales, pages, status };
+        if let Some(kernel) = &kernels.direct {
+            let b = buffers(rows, direct, &pools.packed[s]);
+            kernel.encode(gpu, pass, &b, writes.direct.len() as u32, dense, tensor)?;
+        }
+        let Some(waiting) = &pools.waiting[s] else { return Ok(()) };
+        if let Some(kernel) = &kernels.wait {
+            let b = buffers(rows, wait, waiting);
+            kernel.encode(gpu, pass, &b, writes.wait.len() as u32, dense, tensor)?;
+        }
+        let b = buffers(waiting, pack, &pools.packed[s]);
+        match &kernels.pack {
+            Some(Pack::Rows(kernel)) => kernel.encode(gpu, pass, &b, writes.pack.len() as u32, dense, tensor),
+            Some(Pack::Groups(kernel)) => kernel.encode(gpu, pass, &b, writes.pack.len() as u32),
+            None => Ok(()),
+        }
+    }
+
+    fn largest_of(
+        &self,
+        plan: &StepPlan,
+        pass: &mut wgpu::ComputePass<'_>,
+        layer: u32,
+        s: usize,
+        rows: &wgpu::Buffer,
+    ) -> Result<()> {
+        let page = self.cache.book.geometry().packed[s];
+        let numbers = plan.tokens * page.heads * page.head_dim;
+        let params = amax::Params { numbers, offset: 0, slot: layer * 2 + s as u32 };
+        self.cache.amax.encode(&self.cache.gpu, pass, [rows, &self.cache.largest], params)
+    }
+
+    /// Records the calibration of per-tensor scales on a layer's rows: their largest magnitude is remembered for
+    /// [`KvCache::calibrated`].
+    ///
+    /// # Errors
+    /// [`crate::Error::Limit`].
+    pub fn calibrate(
+        &self,
+        pass: &mut wgpu::ComputePass<'_>,
+        layer: u32,
+        k: &wgpu::Buffer,
+        v: &wgpu::Buffer,
+    ) -> Result<()> {
+        let Some(plan) = &self.plan else { return Ok(()) };
+        self.largest_of(plan, pass, layer, K, k)?;
+        self.largest_of(plan, pass, layer, V, v)
+    }
+
+    /// Records attention of a layer: f32 queries [token][query head][channel] into f32 outputs of the same shape. The
+    /// queries see every token up to their own.
+    ///
+    /// # Errors
+    /// [`crate::Error::Limit`].
+    pub fn attend(
+        &self,
+        pass: &mut wgpu::ComputePass<'_>,
+        layer: u32,
+        q: &wgpu::Buffer,
+        output: &wgpu::Buffer,
+    ) -> Result<()> {
+        let (Some(plan), Some(partials)) = (&self.plan, &self.cache.partials) else { return Ok(()) };
+        let cache = &*self.cache;
+        let pools = &cache.layers[layer as usize];
+        for (kind, items) in &plan.segments {
+            let side = |s: usize, waits: bool| match (waits, &pools.waiting[s]) {
+                (true, Some(pages)) => pages,
+                _ => &pools.packed[s],
+            };
+            let buffers = attention_split::Buffers {
+                items: &self.lists.items[kind],
+                page_table: &self.lists.table,
+                q,
+                k_pages: side(K, kind.k_waits),
+                v_pages: side(V, kind.v_waits),
+                tensor_scales: &cache.tensor_scales,
+                partial_o: &partials.o,
+                partial_ml: &partials.ml,
+            };
+            let tensor = [layer * 2, layer * 2 + 1];
+            cache.attention[kind].encode(&cache.gpu, pass, &buffers, items.len() as u32, cache.scale, tensor)?;
+        }
+        let merge = [&self.lists.merges, &partials.o, &partials.ml, output, &self.lists.lse];
+        cache.merge.encode(&cache.gpu, pass, merge, plan.tokens)
+    }
+
+    /// The LSE of the layer attended last, [token][query head].
+    pub fn lse(&self) -> &wgpu::Buffer {
+        &self.lists.lse
+    }
+
+    /// Makes the step part of the cache.
+    pub fn commit(mut self) {
+        if let Some(plan) = self.plan.take() {
+            self.cache.book.commit(plan);
+        }
+    }
+}
+
+impl Drop for Step<'_> {
+    fn drop(&mut self) {
+        if let Some(plan) = self.plan.take() {
+            self.cache.book.abandon(plan);
+        }
+    }
+}

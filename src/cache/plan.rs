@@ -1,0 +1,557 @@
+//! What a cache holds and what a step does to it, in integers: page tables, boundaries, work lists. No GPU: the GPU
+//! cache and the CPU reference carry out the same plans.
+
+use std::collections::BTreeMap;
+
+use crate::error::{Error, Result};
+use crate::pages::PageLayout;
+use crate::scales::{GIVEN_SCALE, ScaleLayout};
+use crate::spec::{Pair, Side};
+use crate::work::{Merge, SlotRun, TableEntry, WorkItem, slot_runs};
+
+/// Index of K in pairs of sides.
+pub const K: usize = 0;
+/// Index of V in pairs of sides.
+pub const V: usize = 1;
+
+/// Where per-tensor scales come from.
+#[derive(Debug, Clone, PartialEq)]
+pub enum TensorScales {
+    /// Fixed when the cache is made: [layer][K, V], calibrated or given.
+    Given(Vec<[f32; 2]>),
+    /// From the rows of each step, before they are packed: for caches that are filled in one step, since tokens packed
+    /// earlier would be read under the new scale.
+    FromRows,
+}
+
+/// The shape and format of a cache.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CacheSpec {
+    /// Layers of the model.
+    pub layers: u32,
+    /// Query heads.
+    pub q_heads: u32,
+    /// KV heads.
+    pub kv_heads: u32,
+    /// Channels of a key head.
+    pub k_head_dim: u32,
+    /// Channels of a value head.
+    pub v_head_dim: u32,
+    /// How K and V are stored.
+    pub pair: Pair,
+    /// Tokens of a page.
+    pub page_tokens: u32,
+    /// Recent tokens R of K and of V that stay in full precision.
+    pub window: [u32; 2],
+    /// The format in which tokens wait to be packed: f16; f32 only for the published convention.
+    pub waiting: Side,
+    /// Pages of each pool: of packed pages, and of pages in which tokens wait.
+    pub pages: u32,
+    /// Per-tensor scales; not looked at by sides without them.
+    pub tensor_scales: TensorScales,
+}
+
+/// The page geometries of a cache.
+#[derive(Debug, Clone, Copy)]
+pub struct Geometry {
+    /// Packed pages of K and V.
+    pub packed: [PageLayout; 2],
+    /// Pages in which tokens of K and V wait to be packed, where they do.
+    pub waiting: [Option<PageLayout>; 2],
+}
+
+impl CacheSpec {
+    /// Checks the spec.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] and [`Error::TensorScale`], each naming the value and the rule.
+    pub fn geometry(&self) -> Result<Geometry> {
+        let shape = |what, value: u32, limit: &str| {
+            Err(Error::Shape {
+                what,
+                value: u64::from(value),
+                limit: limit.to_owned(),
+                advice: "check the cache's spec".to_owned(),
+            })
+        };
+        if self.layers == 0 || self.layers > 1024 {
+            return shape("layers", self.layers, "1 to 1024 layers");
+        }
+        if self.pages == 0 || self.pages > 1 << 24 {
+            return shape("pages", self.pages, "1 to 2^24 pages a pool");
+        }
+        if ![Side::F16, Side::F32].contains(&self.waiting) {
+            return shape("waiting bits", self.waiting.element.bits(), "tokens wait as f16 (or f32)");
+        }
+        crate::pages::heads_ratio(self.q_heads, self.kv_heads.max(1))?;
+        let dims = [self.k_head_dim, self.v_head_dim];
+        let sides = [self.pair.k, self.pair.v];
+        let page = |side, s: usize| PageLayout::new(side, self.kv_heads, dims[s], self.page_tokens);
+        let waits = |s: usize| sides[s].waits(self.window[s]).then(|| page(self.waiting, s)).transpose();
+        if let TensorScales::Given(scales) = &self.tensor_scales {
+            self.check_scales(scales)?;
+        }
+        Ok(Geometry { packed: [page(sides[K], K)?, page(sides[V], V)?], waiting: [waits(K)?, waits(V)?] })
+    }
+
+    fn check_scales(&self, scales: &[[f32; 2]]) -> Result<()> {
+        let sides = [self.pair.k, self.pair.v];
+        let used = |s: usize| sides[s].layout == ScaleLayout::PerTensor;
+        if (used(K) || used(V)) && scales.len() != self.layers as usize {
+            return Err(Error::Shape {
+                what: "per-tensor scales (layers)",
+                value: scales.len() as u64,
+                limit: format!("one pair of scales for each of the {} layers", self.layers),
+                advice: "calibrate on your data".to_owned(),
+            });
+        }
+        for (layer, pair) in scales.iter().enumerate() {
+            for (s, &value) in pair.iter().enumerate() {
+                // Written so that NaN is refused.
+                if used(s) && !GIVEN_SCALE.contains(&f64::from(value)) {
+                    let what = format!("layer {layer}, {}", ["K", "V"][s]);
+                    return Err(Error::TensorScale { what, value: f64::from(value) });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Tokens of one split: pages of one work item at most. A function of the shape alone, so that a sequence gives the
+    /// same bits in every batch.
+    pub fn split_tokens(&self) -> u32 {
+        (512 / self.page_tokens).max(1) * self.page_tokens
+    }
+}
+
+/// A sequence of a cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SequenceId(u64);
+
+/// One side of a sequence: tokens below the boundary are packed, the rest wait.
+#[derive(Debug, Clone, Default)]
+struct SideState {
+    boundary: u32,
+    /// Packed pages, by their place in the sequence.
+    packed: Vec<u32>,
+    /// Pages in which tokens wait, by their place in the sequence.
+    waiting: BTreeMap<u32, u32>,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Sequence {
+    len: u32,
+    sides: [SideState; 2],
+}
+
+/// What a step writes on one side.
+#[derive(Debug, Clone, Default)]
+pub struct SidePlan {
+    /// New rows straight into packed pages.
+    pub direct: Vec<SlotRun>,
+    /// New rows into pages in which they wait.
+    pub wait: Vec<SlotRun>,
+    /// Waiting tokens into packed pages; after `wait`.
+    pub pack: Vec<SlotRun>,
+}
+
+/// Which kernel serves a work item.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SegmentKind {
+    /// K of these tokens waits in full precision.
+    pub k_waits: bool,
+    /// V of these tokens waits in full precision.
+    pub v_waits: bool,
+    /// More than one query token of a sequence.
+    pub prefill: bool,
+}
+
+/// Everything that one step does, for every layer alike.
+#[derive(Debug, Clone, Default)]
+pub struct StepPlan {
+    /// What is written, K and V.
+    pub sides: [SidePlan; 2],
+    /// Work items of attention, by kernel.
+    pub segments: BTreeMap<SegmentKind, Vec<WorkItem>>,
+    /// The page table that work items point into.
+    pub table: Vec<TableEntry>,
+    /// One entry a query token.
+    pub merges: Vec<Merge>,
+    /// Partials in all.
+    pub partials: u32,
+    /// New tokens of all sequences: rows of k, v and q.
+    pub tokens: u32,
+    after: Vec<(SequenceId, Sequence)>,
+    taken: Vec<(usize, Kind, u32)>,
+    freed: Vec<(usize, Kind, u32)>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Packed,
+    Waiting,
+}
+
+/// Free pages of K and V, packed and waiting.
+#[derive(Debug)]
+struct Pools([[Vec<u32>; 2]; 2]);
+
+impl Pools {
+    fn of(&mut self, side: usize, kind: Kind) -> &mut Vec<u32> {
+        &mut self.0[side][usize::from(kind == Kind::Waiting)]
+    }
+}
+
+/// Pages in use, K and V.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PagesInUse {
+    /// Packed pages of K and V, of one layer.
+    pub packed: [u32; 2],
+    /// Pages of K and V in which tokens wait, of one layer.
+    pub waiting: [u32; 2],
+}
+
+/// The books of a cache: sequences, page tables, free pages.
+#[derive(Debug)]
+pub struct Book {
+    spec: CacheSpec,
+    geometry: Geometry,
+    pools: Pools,
+    sequences: BTreeMap<SequenceId, Sequence>,
+    opened: u64,
+}
+
+impl Book {
+    /// Books for an empty cache.
+    ///
+    /// # Errors
+    /// As [`CacheSpec::geometry`].
+    pub fn new(spec: CacheSpec) -> Result<Book> {
+        let geometry = spec.geometry()?;
+        let all: Vec<u32> = (0..spec.pages).rev().collect();
+        let pools = Pools([[all.clone(), all.clone()], [all.clone(), all]]);
+        Ok(Book { spec, geometry, pools, sequences: BTreeMap::new(), opened: 0 })
+    }
+
+    /// The spec.
+    pub fn spec(&self) -> &CacheSpec {
+        &self.spec
+    }
+
+    /// The page geometries.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// Opens an empty sequence.
+    pub fn open(&mut self) -> SequenceId {
+        self.opened += 1;
+        let id = SequenceId(self.opened);
+        self.sequences.insert(id, Sequence::default());
+        id
+    }
+
+    /// Frees a sequence and its pages.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`].
+    pub fn free(&mut self, id: SequenceId) -> Result<()> {
+        let sequence = self.sequences.remove(&id).ok_or(Error::UnknownSequence(id.0))?;
+        for (s, side) in sequence.sides.into_iter().enumerate() {
+            self.pools.of(s, Kind::Packed).extend(side.packed);
+            self.pools.of(s, Kind::Waiting).extend(side.waiting.into_values());
+        }
+        Ok(())
+    }
+
+    /// Tokens of a sequence.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`].
+    pub fn len(&self, id: SequenceId) -> Result<u32> {
+        Ok(self.sequence(id)?.len)
+    }
+
+    /// Tokens of a sequence's K and V that are packed.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`].
+    pub fn boundaries(&self, id: SequenceId) -> Result<[u32; 2]> {
+        let sequence = self.sequence(id)?;
+        Ok([sequence.sides[K].boundary, sequence.sides[V].boundary])
+    }
+
+    /// The pages of a sequence's side: packed ones in order, then those in which tokens wait as (place, page).
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`].
+    pub fn pages(&self, id: SequenceId, side: usize) -> Result<(Vec<u32>, Vec<(u32, u32)>)> {
+        let state = &self.sequence(id)?.sides[side];
+        Ok((state.packed.clone(), state.waiting.iter().map(|(&place, &page)| (place, page)).collect()))
+    }
+
+    /// Pages in use by all sequences.
+    pub fn pages_in_use(&self) -> PagesInUse {
+        let mut used = PagesInUse::default();
+        for sequence in self.sequences.values() {
+            for (s, side) in sequence.sides.iter().enumerate() {
+                used.packed[s] += side.packed.len() as u32;
+                used.waiting[s] += side.waiting.len() as u32;
+            }
+        }
+        used
+    }
+
+    /// Bytes of the pages in use, all layers: codes, scales, padding, and the pages in which tokens wait.
+    pub fn bytes_in_use(&self) -> u64 {
+        let used = self.pages_in_use();
+        let side = |s: usize| {
+            let waiting = self.geometry.waiting[s].map_or(0, |page| page.bytes());
+            u64::from(used.packed[s]) * self.geometry.packed[s].bytes() + u64::from(used.waiting[s]) * waiting
+        };
+        (side(K) + side(V)) * u64::from(self.spec.layers)
+    }
+
+    fn sequence(&self, id: SequenceId) -> Result<&Sequence> {
+        self.sequences.get(&id).ok_or(Error::UnknownSequence(id.0))
+    }
+
+    /// Plans a step: `new` tokens for each sequence, appended, then attended by themselves as queries. `token_tile` is
+    /// the number of query tokens of one workgroup in prefill. All or nothing: on error nothing has changed.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`], [`Error::CacheFull`], [`Error::Usage`] for a sequence named twice or grown beyond
+    /// 2^31 tokens.
+    pub fn plan(&mut self, requests: &[(SequenceId, u32)], token_tile: u32) -> Result<StepPlan> {
+        let mut plan = StepPlan::default();
+        let mut missing = [[0_u64; 2]; 2];
+        let planned = self.plan_all(requests, token_tile, &mut plan, &mut missing);
+        let full = (0..2)
+            .flat_map(|s| [(s, Kind::Packed), (s, Kind::Waiting)])
+            .map(|(s, kind)| (s, kind, missing[s][usize::from(kind == Kind::Waiting)]))
+            .find(|&(_, _, missing)| missing > 0);
+        if planned.is_ok() && full.is_none() {
+            return Ok(plan);
+        }
+        self.abandon(plan);
+        planned?;
+        match full {
+            Some((s, kind, missing)) => {
+                let what = match (s, kind) {
+                    (K, Kind::Packed) => "packed K",
+                    (_, Kind::Packed) => "packed V",
+                    (K, Kind::Waiting) => "waiting K",
+                    (_, Kind::Waiting) => "waiting V",
+                };
+                let free = self.pools.of(s, kind).len() as u64;
+                Err(Error::CacheFull { what, missing, free })
+            }
+            None => Ok(StepPlan::default()),
+        }
+    }
+
+    fn plan_all(
+        &mut self,
+        requests: &[(SequenceId, u32)],
+        token_tile: u32,
+        plan: &mut StepPlan,
+        missing: &mut [[u64; 2]; 2],
+    ) -> Result<()> {
+        for (i, &(id, new)) in requests.iter().enumerate() {
+            let refuse = |reason: &str, advice: &str| Error::Usage {
+                asked: format!("a step of {new} tokens for sequence {}", id.0),
+                reason: reason.to_owned(),
+                advice: advice.to_owned(),
+            };
+            if requests[..i].iter().any(|r| r.0 == id) {
+                return Err(refuse("the sequence is named twice in one step", "name each sequence once"));
+            }
+            let mut sequence = self.sequence(id)?.clone();
+            let first_row = plan.tokens;
+            let len = u64::from(sequence.len) + u64::from(new);
+            let tokens = u64::from(plan.tokens) + u64::from(new);
+            if len > 1 << 31 || tokens > 1 << 31 {
+                return Err(refuse("a sequence or step holds at most 2^31 tokens", "split the work"));
+            }
+            for s in [K, V] {
+                self.plan_side(s, &mut sequence, new, first_row, plan, &mut missing[s]);
+            }
+            sequence.len = len as u32;
+            plan.tokens = tokens as u32;
+            if missing.iter().flatten().all(|&m| m == 0) {
+                self.plan_attention(&sequence, new, first_row, token_tile, plan)?;
+            }
+            plan.after.push((id, sequence));
+        }
+        Ok(())
+    }
+
+    /// The writes of one side of one sequence.
+    fn plan_side(
+        &mut self,
+        s: usize,
+        sequence: &mut Sequence,
+        new: u32,
+        first_row: u32,
+        plan: &mut StepPlan,
+        missing: &mut [u64; 2],
+    ) {
+        let page_tokens = self.spec.page_tokens;
+        let old = sequence.len;
+        let len = old + new;
+        let state = &mut sequence.sides[s];
+        let StepPlan { sides, taken, freed, .. } = plan;
+        let writes = &mut sides[s];
+        let mut take = |pools: &mut Pools, kind: Kind| match pools.of(s, kind).pop() {
+            Some(page) => {
+                taken.push((s, kind, page));
+                page
+            }
+            None => {
+                missing[usize::from(kind == Kind::Waiting)] += 1;
+                u32::MAX
+            }
+        };
+        let packed_to = |state: &mut SideState, end: u32, take: &mut dyn FnMut(Kind) -> u32| {
+            while state.packed.len() < end.div_ceil(page_tokens) as usize {
+                state.packed.push(take(Kind::Packed));
+            }
+        };
+        if self.geometry.waiting[s].is_none() {
+            packed_to(state, len, &mut |kind| take(&mut self.pools, kind));
+            for (place, first, last) in page_ranges(old, len, page_tokens) {
+                let start = place * page_tokens;
+                let row = |slot| first_row + (start + slot - old);
+                slot_runs(state.packed[place as usize], first, last, row, &mut writes.direct);
+            }
+            state.boundary = len;
+            return;
+        }
+        for (place, first, last) in page_ranges(old, len, page_tokens) {
+            let page = *state.waiting.entry(place).or_insert_with(|| take(&mut self.pools, Kind::Waiting));
+            let start = place * page_tokens;
+            slot_runs(page, first, last, |slot| first_row + (start + slot - old), &mut writes.wait);
+        }
+        let side = [self.spec.pair.k, self.spec.pair.v][s];
+        let group = side.layout.token_group();
+        let boundary = (len.saturating_sub(self.spec.window[s]) / group * group).max(state.boundary);
+        packed_to(state, boundary, &mut |kind| take(&mut self.pools, kind));
+        for (place, first, last) in page_ranges(state.boundary, boundary, page_tokens) {
+            let (page, from) = (state.packed[place as usize], state.waiting[&place]);
+            if group == 1 {
+                slot_runs(page, first, last, |_| from, &mut writes.pack);
+            } else {
+                let groups = (first..last).step_by(group as usize);
+                writes.pack.extend(groups.map(|slot| SlotRun { page, slot, count: group, source: from }));
+            }
+        }
+        state.boundary = boundary;
+        // A page whose tokens are all packed holds nothing that is still read.
+        let emptied: Vec<u32> = state
+            .waiting
+            .keys()
+            .copied()
+            .filter(|place| ((place + 1) * page_tokens).min(len) <= boundary)
+            .collect();
+        freed.extend(emptied.iter().filter_map(|place| Some((s, Kind::Waiting, state.waiting.remove(place)?))));
+    }
+
+    /// Attention of one sequence's new tokens over all its tokens: ranges by format, cut into splits, times tiles of
+    /// query tokens.
+    fn plan_attention(
+        &self,
+        sequence: &Sequence,
+        new: u32,
+        first_row: u32,
+        token_tile: u32,
+        plan: &mut StepPlan,
+    ) -> Result<()> {
+        let (page_tokens, split, q_heads) = (self.spec.page_tokens, self.spec.split_tokens(), self.spec.q_heads);
+        let [k, v] = &sequence.sides;
+        let prefill = new > 1;
+        struct Piece {
+            kind: SegmentKind,
+            start: u32,
+            table: u32,
+            pages: u32,
+            position: u32,
+        }
+        let mut pieces = Vec::new();
+        let cuts = [0, k.boundary.min(v.boundary), k.boundary.max(v.boundary), sequence.len];
+        for range in cuts.windows(2) {
+            let mut start = range[0];
+            while start < range[1] {
+                let end = ((start / split + 1) * split).min(range[1]);
+                let kind = SegmentKind { k_waits: start >= k.boundary, v_waits: start >= v.boundary, prefill };
+                let table = plan.table.len() as u32;
+                for (place, first, last) in page_ranges(start, end, page_tokens) {
+                    let page = |side: &SideState, waits: bool| {
+                        if waits { side.waiting[&place] } else { side.packed[place as usize] }
+                    };
+                    let (k_page, v_page) = (page(k, kind.k_waits), page(v, kind.v_waits));
+                    plan.table.push(TableEntry { k_page, v_page, first, last });
+                }
+                let pages = plan.table.len() as u32 - table;
+                pieces.push(Piece { kind, start, table, pages, position: start / page_tokens * page_tokens });
+                start = end;
+            }
+        }
+        let tile = if prefill { token_tile } else { 1 };
+        for first in (0..new).step_by(tile as usize) {
+            let queries = tile.min(new - first);
+            let query_position = sequence.len - new + first;
+            let stride = queries * q_heads;
+            let visible = pieces.iter().take_while(|piece| piece.start < query_position + queries);
+            let mut count = 0;
+            let base = plan.partials;
+            for piece in visible {
+                plan.segments.entry(piece.kind).or_default().push(WorkItem {
+                    table: piece.table,
+                    pages: piece.pages,
+                    position: piece.position,
+                    query: first_row + first,
+                    queries,
+                    query_position,
+                    partial: base + count * stride,
+                });
+                count += 1;
+            }
+            let partials = u64::from(base) + u64::from(count) * u64::from(stride);
+            plan.partials = u32::try_from(partials).map_err(|_| Error::Limit {
+                what: "attention partials of one step".to_owned(),
+                needed: partials,
+                allowed: u64::from(u32::MAX),
+                advice: "split the prompt into chunks".to_owned(),
+            })?;
+            let merges = (0..queries).map(|t| Merge { first: base + t * q_heads, stride, count, row: first_row + first + t });
+            plan.merges.extend(merges);
+        }
+        Ok(())
+    }
+
+    /// Makes a planned step part of the cache. Pages that it frees serve later steps.
+    pub fn commit(&mut self, plan: StepPlan) {
+        for (id, sequence) in plan.after {
+            self.sequences.insert(id, sequence);
+        }
+        for (s, kind, page) in plan.freed {
+            self.pools.of(s, kind).push(page);
+        }
+    }
+
+    /// Takes a planned step back.
+    pub fn abandon(&mut self, plan: StepPlan) {
+        for (s, kind, page) in plan.taken.into_iter().rev() {
+            self.pools.of(s, kind).push(page);
+        }
+    }
+}
+
+/// The pages that hold tokens [start, end): (place in the sequence, first slot, end of slots).
+fn page_ranges(start: u32, end: u32, page_tokens: u32) -> impl Iterator<Item = (u32, u32, u32)> {
+    let places = if start < end { start / page_tokens..end.div_ceil(page_tokens) } else { 0..0 };
+    places.map(move |place| {
+        let begin = place * page_tokens;
+        (place, start.saturating_sub(begin), (end - begin).min(page_tokens))
+    })
+}

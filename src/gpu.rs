@@ -1,0 +1,563 @@
+//! Adapters, the device, kernels as pipelines, buffers and read-back.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::future::Future;
+use std::str::FromStr;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::task::{Context, Poll, Waker};
+
+use bytemuck::Pod;
+use wgpu::util::DeviceExt;
+
+use crate::error::{Error, Result};
+use crate::shader::{Composer, Target};
+
+/// A graphics interface that the crate is built for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Backend {
+    /// Vulkan.
+    Vulkan,
+    /// Metal, on Apple systems.
+    Metal,
+    /// Direct3D 12, on Windows.
+    Dx12,
+}
+
+impl fmt::Display for Backend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Backend::Vulkan => "vulkan",
+            Backend::Metal => "metal",
+            Backend::Dx12 => "dx12",
+        })
+    }
+}
+
+impl FromStr for Backend {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Backend> {
+        [Backend::Vulkan, Backend::Metal, Backend::Dx12].into_iter().find(|b| b.to_string() == text).ok_or_else(|| {
+            Error::Usage {
+                asked: format!("backend `{text}`"),
+                reason: "there is no such backend".to_owned(),
+                advice: "choose one of vulkan, metal, dx12".to_owned(),
+            }
+        })
+    }
+}
+
+/// What is known of an adapter before a device is opened on it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "cli", derive(serde::Serialize))]
+pub struct AdapterSummary {
+    /// Place in the list of adapters.
+    pub index: usize,
+    /// The name that the driver gives.
+    pub name: String,
+    /// The name by which it can be chosen: with ` #2` and so on where names repeat.
+    pub label: String,
+    /// `DiscreteGpu`, `IntegratedGpu`, `VirtualGpu`, `Cpu` or `Other`.
+    pub device_type: String,
+    /// Runs on the CPU: not a GPU.
+    pub software: bool,
+    /// The graphics interface.
+    pub backend: String,
+    /// The driver's name.
+    pub driver: String,
+    /// The driver's version.
+    pub driver_info: String,
+    /// Limits that matter to kernels, by their WebGPU names.
+    pub limits: Vec<(String, u64)>,
+    /// Features that matter to kernels.
+    pub features: Vec<String>,
+}
+
+impl AdapterSummary {
+    /// Name and driver, for report headers.
+    pub fn title(&self) -> String {
+        let kind = if self.software { ", software" } else { "" };
+        let driver = format!("{} {}", self.driver, self.driver_info);
+        format!("{} ({}{kind}, {})", self.label, self.backend, driver.trim())
+    }
+}
+
+/// Which adapter to open.
+#[derive(Debug, Clone, Default)]
+pub struct Selection {
+    /// A label, or a part of exactly one label (letter case does not matter). None: the best, a GPU before software.
+    pub adapter: Option<String>,
+    /// Only adapters of this interface.
+    pub backend: Option<Backend>,
+}
+
+/// What helps where no adapter is found.
+const NO_ADAPTER: &str = "install a driver: on Debian or Ubuntu `apt-get install -y --no-install-recommends \
+                          mesa-vulkan-drivers` brings a software one; or use the CPU reference (--device cpu)";
+
+/// The largest number of workgroups of one dispatch dimension in WebGPU.
+const MAX_GROUPS: u32 = 65_535;
+
+/// How a kernel uses a binding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// A uniform buffer.
+    Uniform,
+    /// A storage buffer that is only read.
+    Read,
+    /// A storage buffer that is written.
+    Write,
+}
+
+/// One binding of group 0; its number is its place in the kernel's list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Binding {
+    /// The variable's name in WGSL.
+    pub name: &'static str,
+    /// How it is used.
+    pub access: Access,
+}
+
+/// Shorthand for lists of bindings.
+pub(crate) const fn binding(name: &'static str, access: Access) -> Binding {
+    Binding { name, access }
+}
+
+/// A compiled kernel.
+#[derive(Debug)]
+pub struct Kernel {
+    name: &'static str,
+    pipeline: wgpu::ComputePipeline,
+    layout: wgpu::BindGroupLayout,
+}
+
+/// A device with its kernels. Clones share both.
+#[derive(Debug, Clone)]
+pub struct Gpu {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    device: wgpu::Device,
+    queue: wgpu::Queue,
+    summary: AdapterSummary,
+    kernels: Mutex<HashMap<String, Arc<Kernel>>>,
+}
+
+/// The adapters of this machine, GPUs first.
+pub fn adapters(backend: Option<Backend>) -> Vec<AdapterSummary> {
+    list(backend).into_iter().map(|(_, summary)| summary).collect()
+}
+
+fn list(backend: Option<Backend>) -> Vec<(wgpu::Adapter, AdapterSummary)> {
+    let backends = match backend {
+        None => wgpu::Backends::PRIMARY,
+        Some(Backend::Vulkan) => wgpu::Backends::VULKAN,
+        Some(Backend::Metal) => wgpu::Backends::METAL,
+        Some(Backend::Dx12) => wgpu::Backends::DX12,
+    };
+    let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
+    descriptor.backends = backends;
+    let instance = wgpu::Instance::new(descriptor);
+    let mut adapters = now(instance.enumerate_adapters(backends)).unwrap_or_default();
+    let rank = |adapter: &wgpu::Adapter| match adapter.get_info().device_type {
+        wgpu::DeviceType::DiscreteGpu => 0,
+        wgpu::DeviceType::IntegratedGpu => 1,
+        wgpu::DeviceType::VirtualGpu => 2,
+        wgpu::DeviceType::Other => 3,
+        wgpu::DeviceType::Cpu => 4,
+    };
+    adapters.sort_by_key(rank);
+    let mut seen: HashMap<String, usize> = HashMap::new();
+    adapters
+        .into_iter()
+        .enumerate()
+        .map(|(index, adapter)| {
+            let times = seen.entry(adapter.get_info().name).or_default();
+            *times += 1;
+            let summary = summarise(index, *times, &adapter.get_info(), &adapter.limits(), adapter.features());
+            (adapter, summary)
+        })
+        .collect()
+}
+
+fn summarise(
+    index: usize,
+    times: usize,
+    info: &wgpu::AdapterInfo,
+    limits: &wgpu::Limits,
+    features: wgpu::Features,
+) -> AdapterSummary {
+    let named = [
+        ("shader-f16", wgpu::Features::SHADER_F16),
+        ("subgroups", wgpu::Features::SUBGROUP),
+        ("timestamp-query", wgpu::Features::TIMESTAMP_QUERY),
+    ];
+    AdapterSummary {
+        index,
+        label: if times == 1 { info.name.clone() } else { format!("{} #{times}", info.name) },
+        name: info.name.clone(),
+        device_type: format!("{:?}", info.device_type),
+        software: info.device_type == wgpu::DeviceType::Cpu,
+        backend: format!("{:?}", info.backend).to_lowercase(),
+        driver: info.driver.clone(),
+        driver_info: info.driver_info.clone(),
+        limits: [
+            ("maxBufferSize", limits.max_buffer_size),
+            ("maxStorageBufferBindingSize", limits.max_storage_buffer_binding_size),
+            ("maxStorageBuffersPerShaderStage", u64::from(limits.max_storage_buffers_per_shader_stage)),
+            ("minStorageBufferOffsetAlignment", u64::from(limits.min_storage_buffer_offset_alignment)),
+            ("maxComputeWorkgroupStorageSize", u64::from(limits.max_compute_workgroup_storage_size)),
+            ("maxComputeInvocationsPerWorkgroup", u64::from(limits.max_compute_invocations_per_workgroup)),
+            ("maxComputeWorkgroupsPerDimension", u64::from(limits.max_compute_workgroups_per_dimension)),
+            ("minSubgroupSize", u64::from(info.subgroup_min_size)),
+            ("maxSubgroupSize", u64::from(info.subgroup_max_size)),
+        ]
+        .map(|(name, value)| (name.to_owned(), value))
+        .into(),
+        features: named.iter().filter(|(_, f)| features.contains(*f)).map(|(name, _)| (*name).to_owned()).collect(),
+    }
+}
+
+/// The value of a future that native back ends have ready at once.
+fn now<T>(future: impl Future<Output = T>) -> Option<T> {
+    match std::pin::pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(value) => Some(value),
+        Poll::Pending => None,
+    }
+}
+
+/// Picks one of the labels: the exact one, else the only one that contains the text.
+fn choose(wanted: &str, labels: &[String]) -> std::result::Result<usize, String> {
+    if let Some(exact) = labels.iter().position(|label| label == wanted) {
+        return Ok(exact);
+    }
+    let part = wanted.to_lowercase();
+    let hits: Vec<_> = (0..labels.len()).filter(|&i| labels[i].to_lowercase().contains(&part)).collect();
+    match hits[..] {
+        [only] => Ok(only),
+        [] => Err(format!("none is called `{wanted}`; there are: {}", labels.join(", "))),
+        _ => Err(format!(
+            "`{wanted}` fits several: {}",
+            hits.iter().map(|&i| labels[i].as_str()).collect::<Vec<_>>().join(", ")
+        )),
+    }
+}
+
+impl Gpu {
+    /// Opens a device: the chosen adapter, or the best one (a GPU before a software driver), with its own limits for
+    /// buffers and WebGPU's defaults for the rest.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] where no adapter has the name, or several have it; [`Error::NoAdapter`] where there is none;
+    /// [`Error::Device`] where the driver refuses.
+    pub fn open(selection: &Selection) -> Result<Gpu> {
+        let mut adapters = list(selection.backend);
+        if adapters.is_empty() {
+            let backend = selection.backend.map_or("vulkan, metal or dx12".to_owned(), |b| b.to_string());
+            return Err(Error::NoAdapter {
+                reason: format!("no {backend} driver offers one"),
+                advice: NO_ADAPTER.to_owned(),
+            });
+        }
+        let labels: Vec<String> = adapters.iter().map(|(_, summary)| summary.label.clone()).collect();
+        let chosen = match &selection.adapter {
+            None => 0,
+            Some(name) => choose(name, &labels).map_err(|reason| Error::Usage {
+                asked: format!("adapter `{name}`"),
+                reason,
+                advice: "`kvpack info` lists them".to_owned(),
+            })?,
+        };
+        let (adapter, summary) = adapters.swap_remove(chosen);
+        let allowed = adapter.limits();
+        let required_limits = wgpu::Limits {
+            max_buffer_size: allowed.max_buffer_size,
+            max_storage_buffer_binding_size: allowed.max_storage_buffer_binding_size,
+            ..wgpu::Limits::default()
+        };
+        let request = adapter.request_device(&wgpu::DeviceDescriptor {
+            label: Some("kvpack"),
+            required_limits,
+            ..Default::default()
+        });
+        let during = || format!("opening {}", summary.label);
+        let (device, queue) = now(request)
+            .ok_or_else(|| Error::Device { during: during(), message: "the driver did not answer".to_owned() })?
+            .map_err(|e| Error::Device { during: during(), message: e.to_string() })?;
+        Ok(Gpu::new(device, queue, summary))
+    }
+
+    /// Uses a device and queue that the caller owns.
+    pub fn from_device(device: wgpu::Device, queue: wgpu::Queue) -> Gpu {
+        let summary = summarise(0, 1, &device.adapter_info(), &device.limits(), device.features());
+        Gpu::new(device, queue, summary)
+    }
+
+    fn new(device: wgpu::Device, queue: wgpu::Queue, summary: AdapterSummary) -> Gpu {
+        Gpu { shared: Arc::new(Shared { device, queue, summary, kernels: Mutex::default() }) }
+    }
+
+    /// The adapter.
+    pub fn summary(&self) -> &AdapterSummary {
+        &self.shared.summary
+    }
+
+    /// The device.
+    pub fn device(&self) -> &wgpu::Device {
+        &self.shared.device
+    }
+
+    /// The queue.
+    pub fn queue(&self) -> &wgpu::Queue {
+        &self.shared.queue
+    }
+
+    /// Compiles a kernel, or returns it from an earlier call with the same text.
+    ///
+    /// # Errors
+    /// [`Error::Shader`] with the compiler's words.
+    pub fn kernel(&self, name: &'static str, bindings: &[Binding], composer: &Composer) -> Result<Arc<Kernel>> {
+        let text = composer.compose(Target::Naga)?;
+        let mut kernels = self.shared.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(kernel) = kernels.get(&text) {
+            return Ok(kernel.clone());
+        }
+        let device = self.device();
+        let entries: Vec<_> = (0..)
+            .zip(bindings)
+            .map(|(binding, b)| wgpu::BindGroupLayoutEntry {
+                binding,
+                visibility: wgpu::ShaderStages::COMPUTE,
+                ty: wgpu::BindingType::Buffer {
+                    ty: match b.access {
+                        Access::Uniform => wgpu::BufferBindingType::Uniform,
+                        Access::Read => wgpu::BufferBindingType::Storage { read_only: true },
+                        Access::Write => wgpu::BufferBindingType::Storage { read_only: false },
+                    },
+                    has_dynamic_offset: false,
+                    min_binding_size: None,
+                },
+                count: None,
+            })
+            .collect();
+        let compiled = self.checked(name, || {
+            let module = device.create_shader_module(wgpu::ShaderModuleDescriptor {
+                label: Some(name),
+                source: wgpu::ShaderSource::Wgsl(text.as_str().into()),
+            });
+            let layout = device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
+                label: Some(name),
+                entries: &entries,
+            });
+            let pipeline_layout = device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
+                label: Some(name),
+                bind_group_layouts: &[Some(&layout)],
+                immediate_size: 0,
+            });
+            let pipeline = device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+                label: Some(name),
+                layout: Some(&pipeline_layout),
+                module: &module,
+                entry_point: Some(name),
+                compilation_options: Default::default(),
+                cache: None,
+            });
+            Kernel { name, pipeline, layout }
+        });
+        let kernel = Arc::new(compiled.map_err(|e| match e {
+            Error::Device { message, .. } => Error::Shader { kernel: name.to_owned(), message },
+            other => other,
+        })?);
+        kernels.insert(text, kernel.clone());
+        Ok(kernel)
+    }
+
+    /// Runs `work` with every error of the device caught, so that the caller's own handler never sees ours.
+    ///
+    /// # Errors
+    /// [`Error::Device`] with wgpu's words.
+    pub fn checked<T>(&self, during: &str, work: impl FnOnce() -> T) -> Result<T> {
+        let device = self.device();
+        let internal = device.push_error_scope(wgpu::ErrorFilter::Internal);
+        let memory = device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
+        let validation = device.push_error_scope(wgpu::ErrorFilter::Validation);
+        let value = work();
+        // Innermost first; native back ends have the answers ready.
+        let errors = [now(validation.pop()), now(memory.pop()), now(internal.pop())];
+        match errors.into_iter().flatten().flatten().next() {
+            None => Ok(value),
+            Some(error) => Err(Error::Device { during: during.to_owned(), message: error.to_string() }),
+        }
+    }
+
+    /// A buffer that holds `data`, for uniforms.
+    pub fn uniform<T: Pod>(&self, data: &T) -> wgpu::Buffer {
+        let mut bytes = bytemuck::bytes_of(data).to_vec();
+        bytes.resize(bytes.len().next_multiple_of(16), 0);
+        self.filled(&bytes, wgpu::BufferUsages::UNIFORM)
+    }
+
+    /// A storage buffer that holds `data`; at least 16 bytes, since empty bindings do not exist.
+    ///
+    /// # Errors
+    /// [`Error::Limit`] where the adapter cannot bind so much.
+    pub fn upload<T: Pod>(&self, what: &str, data: &[T]) -> Result<wgpu::Buffer> {
+        let mut bytes = bytemuck::cast_slice(data).to_vec();
+        self.check_size(what, bytes.len() as u64)?;
+        bytes.resize(bytes.len().next_multiple_of(4).max(16), 0);
+        let usage = wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST;
+        self.checked(what, || self.filled(&bytes, usage))
+    }
+
+    fn filled(&self, contents: &[u8], usage: wgpu::BufferUsages) -> wgpu::Buffer {
+        self.device().create_buffer_init(&wgpu::util::BufferInitDescriptor { label: None, contents, usage })
+    }
+
+    /// A storage buffer of zeros; at least 16 bytes.
+    ///
+    /// # Errors
+    /// [`Error::Limit`] where the adapter cannot bind so much, [`Error::Device`] where memory runs out.
+    pub fn zeros(&self, what: &str, bytes: u64) -> Result<wgpu::Buffer> {
+        self.check_size(what, bytes)?;
+        self.checked(what, || {
+            self.device().create_buffer(&wgpu::BufferDescriptor {
+                label: Some(what),
+                size: bytes.next_multiple_of(4).max(16),
+                usage: wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST,
+                mapped_at_creation: false,
+            })
+        })
+    }
+
+    fn check_size(&self, what: &str, needed: u64) -> Result<()> {
+        let limits = self.device().limits();
+        let allowed = limits.max_storage_buffer_binding_size.min(limits.max_buffer_size);
+        if needed <= allowed {
+            return Ok(());
+        }
+        Err(Error::Limit {
+            what: format!("buffer `{what}` (bytes)"),
+            needed,
+            allowed,
+            advice: "ask for fewer tokens, or a format with fewer bits".to_owned(),
+        })
+    }
+
+    /// Records with `record`, submits, and catches the device's errors.
+    ///
+    /// # Errors
+    /// [`Error::Device`], or what `record` returns; then nothing was submitted.
+    pub fn submit<T>(
+        &self,
+        during: &str,
+        record: impl FnOnce(&mut wgpu::CommandEncoder) -> Result<T>,
+    ) -> Result<T> {
+        self.checked(during, || {
+            let mut encoder = self.device().create_command_encoder(&Default::default());
+            let value = record(&mut encoder)?;
+            self.queue().submit([encoder.finish()]);
+            Ok(value)
+        })?
+    }
+
+    /// Waits for the queue and reads `count` values from the start of a buffer.
+    ///
+    /// # Errors
+    /// [`Error::Device`] where the device was lost.
+    pub fn read<T: Pod>(&self, what: &str, buffer: &wgpu::Buffer, count: usize) -> Result<Vec<T>> {
+        let bytes = (count * size_of::<T>()) as u64;
+        let size = bytes.next_multiple_of(4);
+        if bytes == 0 {
+            return Ok(Vec::new());
+        }
+        let staging = self.checked(what, || {
+            let staging = self.device().create_buffer(&wgpu::BufferDescriptor {
+                label: Some("read-back"),
+                size,
+                usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
+                mapped_at_creation: false,
+            });
+            let mut encoder = self.device().create_command_encoder(&Default::default());
+            encoder.copy_buffer_to_buffer(buffer, 0, &staging, 0, size);
+            self.queue().submit([encoder.finish()]);
+            staging
+        })?;
+        let lost = |message: String| Error::Device { during: format!("reading {what}"), message };
+        let (send, receive) = mpsc::channel();
+        staging.map_async(wgpu::MapMode::Read, .., move |result| {
+            // The receiver is gone only where this call has already failed.
+            let _ = send.send(result);
+        });
+        self.device().poll(wgpu::PollType::wait_indefinitely()).map_err(|e| lost(e.to_string()))?;
+        receive.recv().map_err(|e| lost(e.to_string()))?.map_err(|e| lost(e.to_string()))?;
+        let view = staging.get_mapped_range(..).map_err(|e| lost(e.to_string()))?;
+        Ok(bytemuck::pod_collect_to_vec(&view[..bytes as usize]))
+    }
+}
+
+impl Kernel {
+    /// Records one dispatch. `buffers` follow the kernel's list of bindings.
+    pub fn encode(&self, gpu: &Gpu, pass: &mut wgpu::ComputePass<'_>, buffers: &[&wgpu::Buffer], groups: [u32; 3]) {
+        if groups.contains(&0) {
+            return;
+        }
+        let entries: Vec<_> = (0..)
+            .zip(buffers)
+            .map(|(binding, buffer)| wgpu::BindGroupEntry { binding, resource: buffer.as_entire_binding() })
+            .collect();
+        let bind_group = gpu.device().create_bind_group(&wgpu::BindGroupDescriptor {
+            label: Some(self.name),
+            layout: &self.layout,
+            entries: &entries,
+        });
+        pass.set_pipeline(&self.pipeline);
+        pass.set_bind_group(0, &bind_group, &[]);
+        pass.dispatch_workgroups(groups[0], groups[1], groups[2]);
+    }
+}
+
+/// Folds a number of workgroups into two dimensions of at most 65,535; kernels drop what lies beyond the end.
+///
+/// # Errors
+/// [`Error::Limit`] above 65,535 x 65,535.
+pub fn fold(what: &str, groups: u64) -> Result<[u32; 2]> {
+    let limit = u64::from(MAX_GROUPS);
+    let rows = groups.div_ceil(limit);
+    if rows > limit {
+        return Err(Error::Limit {
+            what: format!("`{what}` (workgroups)"),
+            needed: groups,
+            allowed: limit * limit,
+            advice: "split the work into several calls".to_owned(),
+        });
+    }
+    Ok([groups.div_ceil(rows.max(1)) as u32, rows as u32])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folding_covers_all_groups_with_little_excess() {
+        for groups in [0, 1, 65_535, 65_536, 65_537, 1_000_000_007] {
+            let [x, y] = fold("test", groups).unwrap();
+            let all = u64::from(x) * u64::from(y);
+            assert!(all >= groups && all < groups + u64::from(y.max(1)), "{groups}: {x} x {y}");
+            assert!(x <= MAX_GROUPS && y <= MAX_GROUPS);
+        }
+        assert!(fold("test", 1 << 33).is_err());
+    }
+
+    #[test]
+    fn adapters_are_chosen_by_label_or_unique_part() {
+        let labels = ["llvmpipe", "NVIDIA H", "NVIDIA H #2"].map(str::to_owned);
+        assert_eq!(choose("NVIDIA H", &labels), Ok(1));
+        assert_eq!(choose("LLVM", &labels), Ok(0));
+        assert!(choose("nvidia", &labels).unwrap_err().contains("several"));
+        assert!(choose("radeon", &labels).unwrap_err().contains("llvmpipe"));
+    }
+}

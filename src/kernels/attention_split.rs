@@ -1,0 +1,189 @@
+//! `attention_split`: attention over ranges of pages, straight from the packed words, into partials.
+
+use std::sync::Arc;
+
+use bytemuck::{Pod, Zeroable};
+
+use super::{Listed, WG_SIZE};
+use crate::error::{Error, Result};
+use crate::gpu::{Access, Binding, Gpu, Kernel, binding, fold};
+use crate::pages::{PageLayout, heads_ratio};
+use crate::shader::Composer;
+
+/// The uniform.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub struct Params {
+    /// Work items in the list.
+    pub items: u32,
+    /// Query heads.
+    pub q_heads: u32,
+    /// Factor of the scores.
+    pub scale: f32,
+    /// Place of K's per-tensor scale.
+    pub k_tensor: u32,
+    /// Place of V's per-tensor scale.
+    pub v_tensor: u32,
+}
+
+/// Group 0.
+pub const BINDINGS: &[Binding] = &[
+    binding("params", Access::Uniform),
+    binding("items", Access::Read),
+    binding("page_table", Access::Read),
+    binding("q", Access::Read),
+    binding("k_pages", Access::Read),
+    binding("v_pages", Access::Read),
+    binding("tensor_scales", Access::Read),
+    binding("partial_o", Access::Write),
+    binding("partial_ml", Access::Write),
+];
+
+/// In the list of kernels.
+pub const LISTED: Listed =
+    Listed { name: "attention_split", wgsl: include_str!("../../shaders/attention_split.wgsl"), bindings: BINDINGS };
+
+/// Workgroup memory that WebGPU guarantees, in bytes.
+const WORKGROUP_BYTES: u32 = 16_384;
+/// Rows (query heads x query tokens) of a workgroup: more of them spill registers.
+const MAX_ROWS: u32 = 8;
+
+/// How the queries of a step are tiled over workgroups.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tiling {
+    /// Query heads of one workgroup.
+    pub head_tile: u32,
+    /// Query tokens of one workgroup.
+    pub token_tile: u32,
+}
+
+impl Tiling {
+    /// The largest tile that fits workgroup memory and registers. K and V are then read once for all query heads of a
+    /// KV head wherever their number is at most 8 (7 at head_dim 256).
+    pub fn new(k: &PageLayout, ratio: u32, prefill: bool) -> Tiling {
+        let row_bytes = k.head_dim * 4 + WG_SIZE * 16 + 8 * 4;
+        let rows = (WORKGROUP_BYTES / row_bytes).min(MAX_ROWS);
+        // Even tiles: 12 heads are 6 + 6 rather than 8 + 4.
+        let head_tile = ratio.div_ceil(ratio.div_ceil(rows));
+        let token_tile = if prefill { (rows / head_tile).max(1) } else { 1 };
+        Tiling { head_tile, token_tile }
+    }
+}
+
+/// The buffers of one dispatch.
+#[derive(Debug, Clone, Copy)]
+pub struct Buffers<'a> {
+    /// [`crate::work::WorkItem`]s.
+    pub items: &'a wgpu::Buffer,
+    /// [`crate::work::TableEntry`]s.
+    pub page_table: &'a wgpu::Buffer,
+    /// f32 queries, [token, query head, channel].
+    pub q: &'a wgpu::Buffer,
+    /// K pool.
+    pub k_pages: &'a wgpu::Buffer,
+    /// V pool.
+    pub v_pages: &'a wgpu::Buffer,
+    /// f32 per-tensor scales.
+    pub tensor_scales: &'a wgpu::Buffer,
+    /// Weighted sums.
+    pub partial_o: &'a wgpu::Buffer,
+    /// (m, l) of each partial.
+    pub partial_ml: &'a wgpu::Buffer,
+}
+
+/// The planned kernel.
+#[derive(Debug)]
+pub struct AttentionSplit {
+    kernel: Arc<Kernel>,
+    columns: u32,
+    q_heads: u32,
+}
+
+/// Parts and constants for `ratio` query heads a KV head.
+pub fn composer(k: &PageLayout, v: &PageLayout, ratio: u32, tiling: Tiling) -> Composer {
+    let mut composer = Composer::new(LISTED.name, LISTED.wgsl);
+    composer
+        .reads_side("k", k)
+        .reads_side("v", v)
+        .set("RATIO", ratio)
+        .set("HEAD_TILE", tiling.head_tile)
+        .set("TOKEN_TILE", tiling.token_tile);
+    composer
+}
+
+impl AttentionSplit {
+    /// Builds the kernel for one pair of page geometries.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for a head ratio outside 1..=16 or pages of different length, [`Error::Shader`] where the
+    /// driver refuses the kernel.
+    pub fn plan(gpu: &Gpu, k: &PageLayout, v: &PageLayout, q_heads: u32, tiling: Tiling) -> Result<AttentionSplit> {
+        let ratio = heads_ratio(q_heads, k.heads)?;
+        if k.tokens != v.tokens || k.heads != v.heads {
+            return Err(Error::Shape {
+                what: "V page_tokens",
+                value: u64::from(v.tokens),
+                limit: format!("K pages hold {} tokens of {} heads; V pages must too", k.tokens, k.heads),
+                advice: "use one page length and one number of KV heads for both sides".to_owned(),
+            });
+        }
+        let kernel = gpu.kernel(LISTED.name, BINDINGS, &composer(k, v, ratio, tiling))?;
+        Ok(AttentionSplit { kernel, columns: k.heads * ratio.div_ceil(tiling.head_tile), q_heads })
+    }
+
+    /// Records one dispatch over `items` work items; `tensor` are the places of K's and V's per-tensor scales.
+    ///
+    /// # Errors
+    /// [`Error::Limit`] for more items than one dispatch can hold.
+    pub fn encode(
+        &self,
+        gpu: &Gpu,
+        pass: &mut wgpu::ComputePass<'_>,
+        buffers: &Buffers<'_>,
+        items: u32,
+        scale: f32,
+        tensor: [u32; 2],
+    ) -> Result<()> {
+        let [x, y] = fold(LISTED.name, u64::from(items))?;
+        let [k_tensor, v_tensor] = tensor;
+        let params = gpu.uniform(&Params { items, q_heads: self.q_heads, scale, k_tensor, v_tensor });
+        let b = buffers;
+        let bound = [
+            &params,
+            b.items,
+            b.page_table,
+            b.q,
+            b.k_pages,
+            b.v_pages,
+            b.tensor_scales,
+            b.partial_o,
+            b.partial_ml,
+        ];
+        self.kernel.encode(gpu, pass, &bound, [x, y, self.columns]);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::Side;
+
+    #[test]
+    fn tiles_fit_workgroup_memory_and_are_even() {
+        for head_dim in (8..=256).step_by(8) {
+            let k = PageLayout::new(Side::F16, 2, head_dim, 64).unwrap();
+            for ratio in 1..=16 {
+                for prefill in [false, true] {
+                    let t = Tiling::new(&k, ratio, prefill);
+                    let rows = t.head_tile * t.token_tile;
+                    assert!(rows * (head_dim * 4 + 1024 + 32) <= WORKGROUP_BYTES && rows <= MAX_ROWS);
+                    assert!(t.head_tile >= 1 && t.head_tile <= ratio);
+                    if ratio <= 7 {
+                        assert_eq!(t.head_tile, ratio, "K and V are read once");
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! GPU kernels: a file a kernel, of the same name as its WGSL file, its entry point and its CPU reference.
+//!
+//! Each has `Params` (the uniform), `BINDINGS`, `composer` (parts and constants), `plan` (limits checked, pipeline
+//! built) and `encode` (records one dispatch).
+
+pub mod amax;
+pub mod attention_merge;
+pub mod attention_split;
+pub mod dequantize;
+pub mod quantize;
+pub mod quantize_group;
+pub mod tensor_scale;
+
+use crate::formats::Element;
+use crate::gpu::{Binding, fold};
+use crate::pages::PageLayout;
+use crate::scales::SCALE_TYPES;
+use crate::shader::Composer;
+use crate::spec::Side;
+use crate::{Error, Result};
+
+/// A kernel as lists and tests see it.
+#[derive(Debug, Clone, Copy)]
+pub struct Listed {
+    /// The name: file, entry point, reference function.
+    pub name: &'static str,
+    /// Its WGSL file's text.
+    pub wgsl: &'static str,
+    /// Its bindings, in order.
+    pub bindings: &'static [Binding],
+}
+
+/// Every cache kernel. `crate::model::kernels::ALL` lists those that only the transformer needs.
+pub const ALL: [Listed; 7] = [
+    quantize::LISTED,
+    quantize_group::LISTED,
+    dequantize::LISTED,
+    attention_split::LISTED,
+    attention_merge::LISTED,
+    amax::LISTED,
+    tensor_scale::LISTED,
+];
+
+/// Invocations of a workgroup where a kernel's file says nothing else.
+pub(crate) const WG_SIZE: u32 = 64;
+
+/// Workgroups for a number of invocations, folded.
+pub(crate) fn groups_for(kernel: &str, invocations: u64) -> Result<[u32; 3]> {
+    if invocations > u64::from(u32::MAX) {
+        return Err(Error::Limit {
+            what: format!("`{kernel}` (invocations)"),
+            needed: invocations,
+            allowed: u64::from(u32::MAX),
+            advice: "split the work into several calls".to_owned(),
+        });
+    }
+    let [x, y] = fold(kernel, invocations.div_ceil(u64::from(WG_SIZE)))?;
+    Ok([x, y, 1])
+}
+
+/// Where a row's numbers lie in the source buffer of `quantize`, in elements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RowStrides {
+    /// First element of row 0.
+    pub offset: u32,
+    /// From a token to the next.
+    pub row: u32,
+    /// From a head to the next.
+    pub head: u32,
+}
+
+impl RowStrides {
+    /// Rows that lie close together, [token][head][channel].
+    pub fn dense(page: &PageLayout) -> RowStrides {
+        RowStrides { offset: 0, row: page.heads * page.head_dim, head: page.head_dim }
+    }
+}
+
+/// Every kernel composed for every side, every pair of sides, every row source and scale type, at one shape: what the
+/// shader tests compile. Each entry has a name that is a file name too.
+///
+/// # Errors
+/// [`Error::Shape`] where a side does not fit the shape.
+pub fn catalogue(kv_heads: u32, head_dim: u32, ratio: u32, tokens: u32) -> Result<Vec<(String, Composer)>> {
+    let pages = |sides: Vec<Side>| -> Result<Vec<PageLayout>> {
+        sides.into_iter().map(|side| PageLayout::new(side, kv_heads, head_dim, tokens)).collect()
+    };
+    let named = Side::all();
+    // The published convention's sides, and the scale types that no name has yet.
+    let others: Vec<Side> = SCALE_TYPES
+        .into_iter()
+        .flat_map(|scale| named.iter().map(move |side| side.with_scale_type(scale)))
+        .filter(|side| !named.contains(side))
+        .collect();
+    let waiting = pages(vec![Side::F16, Side::F32])?;
+    let mut all = vec![
+        ("amax".to_owned(), amax::composer()),
+        ("tensor_scale".to_owned(), tensor_scale::composer(Element::E4m3)),
+        ("attention_merge".to_owned(), attention_merge::composer(head_dim)),
+    ];
+    let mut add = |name: String, composer| {
+        let plain: String = name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
+        all.push((plain, composer));
+    };
+    for page in pages(named.iter().chain(&others).copied().collect())? {
+        let side = page.side;
+        add(format!("dequantize {side}"), dequantize::composer(&page));
+        if side.layout.token_group() > 1 {
+            for from in &waiting {
+                add(format!("quantize_group {side} from {}", from.side), quantize_group::composer(&page, from));
+            }
+            continue;
+        }
+        add(format!("quantize {side} f32 rows"), quantize::composer(&page, &quantize::Source::F32));
+        add(format!("quantize {side} f16 rows"), quantize::composer(&page, &quantize::Source::F16));
+        for from in &waiting {
+            let source = quantize::Source::Pages(*from);
+            add(format!("quantize {side} from {}", from.side), quantize::composer(&page, &source));
+        }
+    }
+    for k in pages(named.clone())? {
+        for v in pages(named.clone())? {
+            for (tile, prefill) in [("decode", false), ("prefill", true)] {
+                let tiling = attention_split::Tiling::new(&k, ratio, prefill);
+                let name = format!("attention_split {} {} {tile}", k.side, v.side);
+                add(name, attention_split::composer(&k, &v, ratio, tiling));
+            }
+        }
+    }
+    for page in pages(others)? {
+        let tiling = attention_split::Tiling::new(&page, ratio, true);
+        add(format!("attention_split {}", page.side), attention_split::composer(&page, &page, ratio, tiling));
+    }
+    Ok(all)
+}

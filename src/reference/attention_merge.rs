@@ -1,0 +1,31 @@
+use super::Partials;
+use crate::work::Merge;
+
+/// Combines partials into outputs [token][query head][channel] and LSE [token][query head] (-Inf for an empty row, whose
+/// output is zeros).
+pub fn attention_merge(
+    merges: &[Merge],
+    q_heads: u32,
+    v_head_dim: u32,
+    partials: &Partials,
+    output: &mut [f64],
+    lse: &mut [f64],
+) {
+    let v_dim = v_head_dim as usize;
+    for merge in merges {
+        for head in 0..q_heads {
+            let members: Vec<usize> = (0..merge.count)
+                .map(|i| (merge.first + i * merge.stride + head) as usize)
+                .filter(|&p| partials.l[p] > 0.0)
+                .collect();
+            let m = members.iter().fold(-f64::MAX, |m, &p| m.max(partials.m[p]));
+            let l: f64 = members.iter().map(|&p| partials.l[p] * (partials.m[p] - m).exp()).sum();
+            let row = (merge.row * q_heads + head) as usize;
+            lse[row] = if l == 0.0 { f64::NEG_INFINITY } else { m + l.ln() };
+            for c in 0..v_dim {
+                let o: f64 = members.iter().map(|&p| partials.o[p * v_dim + c] * (partials.m[p] - m).exp()).sum();
+                output[row * v_dim + c] = if l == 0.0 { 0.0 } else { o / l };
+            }
+        }
+    }
+}
