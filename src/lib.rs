@@ -10,6 +10,8 @@ pub mod kernels;
 pub mod model;
 pub mod pages;
 pub mod reference;
+#[cfg(feature = "cli")]
+pub mod report;
 pub mod scales;
 pub mod shader;
 pub mod spec;

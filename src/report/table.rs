@@ -1,0 +1,380 @@
+//! Tables as plain text: pipes and dashes, so that a terminal, a log and a Markdown page show the same.
+
+use comfy_table::{CellAlignment, Table, presets};
+
+use crate::drift::DriftRow;
+use crate::gpu::AdapterSummary;
+use crate::validate::ValidateRow;
+
+/// The drift table with a line on what was measured above it and notes on the figures below.
+pub fn drift(rows: &[DriftRow], software: bool) -> String {
+    let mut table = plain(&[
+        "pair",
+        "bits",
+        "% of FP16",
+        "logit drift",
+        "centred",
+        "top-1",
+        "mean KL",
+        "largest diff",
+        "cache bytes",
+    ]);
+    for row in rows {
+        table.add_row([
+            row.pair.clone(),
+            trimmed(row.bits_per_number, 4),
+            format!("{:.1}", row.percent_of_f16),
+            digits(row.logit_drift),
+            digits(row.logit_drift_centred),
+            format!("{}/{}", row.top1, row.predictions),
+            digits(row.mean_kl),
+            digits(row.max_abs_diff),
+            row.cache_bytes.to_string(),
+        ]);
+    }
+    right_aligned(&mut table, 1..9);
+    let mut text = String::new();
+    if let Some(row) = rows.first() {
+        text += &format!(
+            "Convention {}, {}, window {}, outlier {}; ",
+            row.convention, row.mode, row.window, row.outlier
+        );
+        text += &format!("{}: {}\n\n", row.device, row.adapter);
+    }
+    text += &table.trim_fmt();
+    text.push('\n');
+    let notes = notes(rows, software);
+    if !notes.is_empty() {
+        text.push('\n');
+    }
+    for note in notes {
+        text += &format!("- {note}\n");
+    }
+    text
+}
+
+fn notes(rows: &[DriftRow], software: bool) -> Vec<String> {
+    let sides = |name: &str| {
+        rows.iter()
+            .any(|row| row.pair.split('/').any(|side| side.starts_with(name)))
+    };
+    let pair = |name: &str| rows.iter().any(|row| row.pair == name);
+    let mut notes = vec![
+        "bits: true cost of one number, scales included; cache bytes: whole pages, unused slots and padding too."
+            .to_owned(),
+    ];
+    let published: Vec<_> = [("int4c/int4", "5.25", "6"), ("int2c/int2", "3.25", "4")]
+        .into_iter()
+        .filter(|&(name, _, _)| pair(name))
+        .map(|(name, cost, printed)| format!("{name} {cost} (not {printed})"))
+        .collect();
+    if !published.is_empty() {
+        let pairs = published.join(", ");
+        notes.push(format!(
+            "Per-channel scales cost less than the published table printed: {pairs}."
+        ));
+    }
+    if sides("int2") {
+        notes.push("int2 is ternary: its codes are -1, 0 and 1.".to_owned());
+    }
+    if rows.iter().any(|row| row.convention == "published") {
+        let larger = "so cache bytes are larger than bits say";
+        notes.push(format!(
+            "Convention published keeps scales as f32 in the cache, {larger}."
+        ));
+    }
+    if let Some(row) = rows.iter().find(|row| row.window > 0) {
+        notes.push(format!(
+            "The last {} tokens stay in f16; bits does not count them, cache bytes does.",
+            row.window
+        ));
+    }
+    for row in rows.iter().filter(|row| row.saturated > 0) {
+        let what = "inputs saturated or had their scale clamped";
+        notes.push(format!("{}: {} {what}.", row.pair, row.saturated));
+    }
+    if software {
+        notes.push("This adapter is a software driver: it computes on the CPU.".to_owned());
+    }
+    notes
+}
+
+/// The widths of the validation report's columns: its lines are printed one by one as kernels finish.
+const VALIDATE: [usize; 7] = [20, 24, 9, 10, 23, 9, 6];
+
+/// The head of the validation report.
+pub fn validate_head() -> String {
+    let names = [
+        "kernel",
+        "format",
+        "cases",
+        "mismatches",
+        "error / bound",
+        "ms",
+        "result",
+    ];
+    let dashes: Vec<_> = VALIDATE.iter().map(|&width| "-".repeat(width)).collect();
+    line(&names.map(str::to_owned)) + &format!("|-{}-|\n", dashes.join("-|-"))
+}
+
+/// A line of the validation report, and below it what failed.
+pub fn validate_line(row: &ValidateRow) -> String {
+    let error = match (row.max_error, row.bound) {
+        (Some(error), Some(bound)) => format!("{error:.2e} / {bound:.2e}"),
+        _ => "bits".to_owned(),
+    };
+    let mut text = line(&[
+        row.kernel.clone(),
+        row.format.clone(),
+        row.cases.to_string(),
+        row.bit_mismatches.to_string(),
+        error,
+        format!("{:.1}", row.milliseconds),
+        if row.passed { "pass" } else { "FAIL" }.to_owned(),
+    ]);
+    if !row.passed && !row.detail.is_empty() {
+        text += &format!("  FAIL {} {}: {}\n", row.kernel, row.format, row.detail);
+    }
+    text
+}
+
+/// The last line of the validation report.
+pub fn validate_summary(rows: &[ValidateRow]) -> String {
+    let failed = rows.iter().filter(|row| !row.passed).count();
+    let cases: u64 = rows.iter().map(|row| row.cases).sum();
+    let adapter = rows.first().map_or("", |row| row.adapter.as_str());
+    let passed = rows.len() - failed;
+    format!("{passed} checks passed, {failed} failed; {cases} cases in all; adapter: {adapter}\n")
+}
+
+fn line(cells: &[String; 7]) -> String {
+    let padded: Vec<_> = cells
+        .iter()
+        .zip(VALIDATE)
+        .enumerate()
+        .map(|(i, (cell, width))| {
+            if (2..6).contains(&i) {
+                format!("{cell:>width$}")
+            } else {
+                format!("{cell:<width$}")
+            }
+        })
+        .collect();
+    format!("| {} |\n", padded.join(" | "))
+}
+
+/// The adapters, and below them what each allows and offers.
+pub fn adapters(adapters: &[AdapterSummary]) -> String {
+    let mut table = plain(&["#", "name", "type", "backend", "driver"]);
+    for adapter in adapters {
+        let kind = if adapter.software {
+            "software (runs on the CPU)"
+        } else {
+            kind(&adapter.device_type)
+        };
+        let driver = format!("{} {}", adapter.driver, adapter.driver_info);
+        table.add_row([
+            adapter.index.to_string(),
+            adapter.label.clone(),
+            kind.to_owned(),
+            adapter.backend.clone(),
+            driver.trim().to_owned(),
+        ]);
+    }
+    let mut text = table.trim_fmt() + "\n";
+    for adapter in adapters {
+        text += &format!("\n{}: {}\n", adapter.index, adapter.label);
+        let widest = adapter
+            .limits
+            .iter()
+            .map(|(name, _)| name.len())
+            .max()
+            .unwrap_or(0);
+        text += "  limits\n";
+        for (name, value) in &adapter.limits {
+            text += &format!("    {name:<widest$}  {value}\n");
+        }
+        let features = if adapter.features.is_empty() {
+            "none".to_owned()
+        } else {
+            adapter.features.join(", ")
+        };
+        text += &format!("  features\n    {features}\n");
+    }
+    text
+}
+
+fn kind(device_type: &str) -> &str {
+    match device_type {
+        "DiscreteGpu" => "discrete GPU",
+        "IntegratedGpu" => "integrated GPU",
+        "VirtualGpu" => "virtual GPU",
+        "Cpu" => "CPU",
+        _ => "other",
+    }
+}
+
+fn plain(header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table
+        .load_style(presets::ASCII_MARKDOWN)
+        .set_header(header.to_vec());
+    table
+}
+
+fn right_aligned(table: &mut Table, columns: std::ops::Range<usize>) {
+    for index in columns {
+        if let Some(column) = table.column_mut(index) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+}
+
+/// Four significant digits without trailing zeros, as the published table prints them: 0.000106, 0.01259, 0.0417.
+pub fn digits(value: f64) -> String {
+    if value == 0.0 || !value.is_finite() {
+        return value.to_string();
+    }
+    let rounded = format!("{value:.3e}");
+    let exponent = rounded
+        .split_once('e')
+        .and_then(|(_, exponent)| exponent.parse::<i32>().ok());
+    match exponent {
+        Some(exponent @ -5..4) => trimmed(value, (3 - exponent) as usize),
+        _ => rounded,
+    }
+}
+
+/// At most so many digits after the point, without trailing zeros.
+fn trimmed(value: f64, most: usize) -> String {
+    let text = format!("{value:.most$}");
+    if text.contains('.') {
+        text.trim_end_matches('0').trim_end_matches('.').to_owned()
+    } else {
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::examples;
+
+    #[test]
+    fn digits_are_those_of_the_published_table() {
+        for (value, printed) in [
+            (0.000106, "0.000106"),
+            (0.0125899, "0.01259"),
+            (0.00202619, "0.002026"),
+            (0.0450404, "0.04504"),
+            (0.0438311, "0.04383"),
+            (0.0417008, "0.0417"),
+            (0.266672, "0.2667"),
+            (0.274407, "0.2744"),
+            (0.0, "0"),
+            (1.0, "1"),
+            (0.99996, "1"),
+            (0.0099999, "0.01"),
+            (12.3456, "12.35"),
+            (1234.5, "1234"),
+            (123456.0, "1.235e5"),
+            (1.23456e-7, "1.235e-7"),
+            (0.0000123456, "0.00001235"),
+            (f64::NAN, "NaN"),
+        ] {
+            assert_eq!(digits(value), printed);
+        }
+    }
+
+    #[test]
+    fn ben_09_the_table_shows_true_costs_and_says_where_they_differ() {
+        let text = drift(&examples::published(), true);
+        let row = |pair: &str| {
+            let line = text
+                .lines()
+                .find(|line| line.starts_with(&format!("| {pair} ")))
+                .expect(pair);
+            line.split('|')
+                .map(|cell| cell.trim().to_owned())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(row("int4c/int4")[2..5], ["5.25", "32.8", "0.0417"]);
+        assert_eq!(row("int4")[2..5], ["6", "37.5", "0.04383"]);
+        assert_eq!(row("fp4")[2..5], ["4.5", "28.1", "0.04504"]);
+        assert_eq!(row("f16")[6], "127/128");
+        assert!(text.contains("int4c/int4 5.25 (not 6), int2c/int2 3.25 (not 4)"));
+        for note in ["ternary", "f32 in the cache", "software driver"] {
+            assert!(text.contains(note), "{note}");
+        }
+        assert!(
+            text.is_ascii() && text.lines().all(|line| line.len() <= 120),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn notes_are_only_those_that_apply() {
+        let mut rows = vec![examples::row("f16", 16.0, 1e-4)];
+        assert_eq!(notes(&rows, false).len(), 1);
+        rows[0].saturated = 7;
+        assert!(notes(&rows, false)[1].contains("f16: 7 inputs"));
+    }
+
+    #[test]
+    fn a_failed_check_is_seen() {
+        let row = |passed: bool, max_error: Option<f64>| ValidateRow {
+            kernel: "attention_split".to_owned(),
+            format: "int4c(32)/int4".to_owned(),
+            cases: 1_000_000,
+            bit_mismatches: 0,
+            worst_share_of_bound: max_error,
+            max_error,
+            bound: max_error.map(|_| 1e-5),
+            milliseconds: 12.345,
+            passed,
+            detail: if passed {
+                String::new()
+            } else {
+                "case 3, head 1".to_owned()
+            },
+            adapter: "a GPU".to_owned(),
+        };
+        let rows = [row(true, None), row(false, Some(f64::NAN))];
+        let (pass, fail) = (validate_line(&rows[0]), validate_line(&rows[1]));
+        assert!(
+            pass.contains("pass") && !pass.contains("FAIL") && pass.contains("| 12.3")
+                || pass.contains(" 12.3")
+        );
+        assert!(fail.contains("| FAIL") && fail.contains("NaN / 1.00e-5") && fail.contains("case 3, head 1"));
+        let lengths: Vec<_> = (validate_head() + &pass).lines().map(str::len).collect();
+        assert!(lengths.iter().all(|&length| length == lengths[0]), "{lengths:?}");
+        assert!(
+            validate_summary(&rows)
+                .starts_with("1 checks passed, 1 failed; 2000000 cases in all; adapter: a GPU")
+        );
+    }
+
+    #[test]
+    fn adapters_show_type_driver_limits_and_features_and_software_is_named_as_such() {
+        let gpu = examples::adapter();
+        let software = AdapterSummary {
+            index: 2,
+            software: true,
+            device_type: "Cpu".to_owned(),
+            ..gpu.clone()
+        };
+        let text = adapters(&[gpu, software]);
+        for words in [
+            "| 1 | A GPU #2 | integrated GPU",
+            "software (runs on the CPU)",
+            "a driver 1.2.3",
+            "shader-f16, subgroups",
+        ] {
+            assert!(text.contains(words), "{words} is not in: {text}");
+        }
+        assert!(
+            text.contains("maxBufferSize                    1099511627776"),
+            "{text}"
+        );
+    }
+}
