@@ -1,0 +1,84 @@
+//! The command: arguments in, the library's answers out. One file per subcommand.
+
+mod device;
+mod drift;
+mod info;
+mod output;
+
+use std::fmt;
+use std::io;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use kvpack::Error;
+
+#[derive(Parser)]
+#[command(name = "kvpack", version, about, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Measure what each cache format costs in the logits of a live transformer, and what it saves
+    Drift(drift::Args),
+    /// List the GPU adapters with their drivers, limits and features
+    Info(info::Args),
+}
+
+/// Why the command ends without success.
+#[derive(Debug)]
+enum Failure {
+    /// The arguments cannot be followed: exit code 2.
+    Usage(Error),
+    /// The work failed: exit code 1.
+    Work(Error),
+    /// A finished report could not be written: exit code 1.
+    Write { to: String, error: io::Error },
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        match error {
+            Error::Usage { .. } | Error::UnknownFormat { .. } | Error::Shape { .. } => Failure::Usage(error),
+            _ => Failure::Work(error),
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::Usage(error) | Failure::Work(error) => error.fmt(f),
+            Failure::Write { to, error } => write!(f, "{to} could not be written: {error}"),
+        }
+    }
+}
+
+/// Runs the command that the arguments name.
+pub fn main() -> ExitCode {
+    let done = match Cli::parse().command {
+        Command::Drift(args) => args.run(),
+        Command::Info(args) => args.run(),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            output::tell(&format!("error: {failure}"));
+            ExitCode::from(if matches!(failure, Failure::Usage(_)) {
+                2
+            } else {
+                1
+            })
+        }
+    }
+}
+
+fn usage(asked: impl Into<String>, reason: impl Into<String>, advice: impl Into<String>) -> Failure {
+    Failure::Usage(Error::Usage {
+        asked: asked.into(),
+        reason: reason.into(),
+        advice: advice.into(),
+    })
+}

@@ -1,0 +1,260 @@
+//! The command as its users meet it: exit codes, messages, and which stream carries what.
+
+use std::io::Read;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+fn kvpack(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvpack"));
+    command.args(arguments).stdin(Stdio::null());
+    // Without it some Vulkan drivers write lines of their own on standard error.
+    command.env("XDG_RUNTIME_DIR", std::env::temp_dir());
+    command
+}
+
+fn run(arguments: &[&str]) -> Output {
+    kvpack(arguments).output().unwrap()
+}
+
+/// The same where no Vulkan driver can be found.
+fn run_without_gpu(arguments: &[&str]) -> Output {
+    kvpack(arguments)
+        .env("VK_DRIVER_FILES", "/nowhere")
+        .env("VK_ICD_FILENAMES", "/nowhere")
+        .output()
+        .unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// Ends with the code, says `error: ` once on standard error with all of the words, and prints nothing else.
+fn fails(output: &Output, code: i32, words: &[&str]) {
+    let message = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{message}");
+    assert_eq!(message.matches("error: ").count(), 1, "{message}");
+    for word in words {
+        assert!(message.contains(word), "`{word}` is not in: {message}");
+    }
+    assert_eq!(text(&output.stdout), "");
+}
+
+/// The quickest measurement there is.
+const QUICK: [&str; 5] = ["drift", "--device", "cpu", "--pairs", "f16"];
+
+fn quick(more: &[&str]) -> Output {
+    run(&[&QUICK, more].concat())
+}
+
+fn path_in(folder: &Path, name: &str) -> String {
+    folder.join(name).to_str().unwrap().to_owned()
+}
+
+#[test]
+fn wrong_arguments_are_usage_errors_that_name_the_value_and_the_choices() {
+    for (arguments, words) in [
+        (
+            &["drift", "--pairs", "int3"][..],
+            &["int3", "--pairs", "fp8", "int4c(G)"][..],
+        ),
+        (
+            &["drift", "--pairs", "f16,int4c(7)"],
+            &["int4c(7)", "8, 16, 32, 64"],
+        ),
+        (&["drift", "--pairs", "f16/"], &["f16"]),
+        (&["drift", "--convention", "real"], &["real", "packed, published"]),
+        (&["drift", "--mode", "chunks"], &["chunks", "prefill, decode"]),
+        (&["drift", "--device", "tpu"], &["tpu", "gpu", "cpu", "auto"]),
+        (&["drift", "--backend", "cuda"], &["cuda", "vulkan, metal"]),
+        (
+            &["drift", "--outlier", "0"],
+            &["--outlier", "finite number above 0"],
+        ),
+        (&["drift", "--outlier", "-4"], &["-4", "finite number above 0"]),
+        (&["drift", "--outlier", "inf"], &["inf", "finite number above 0"]),
+        (&["drift", "--outlier", "NaN"], &["NaN", "finite number above 0"]),
+        (&["drift", "--window", "-1"], &["-1"]),
+        (&["drift", "--window", "1e99"], &["1e99", "--window"]),
+        (&["drift", "--what"], &["--what"]),
+        (&["quantise"], &["quantise"]),
+        (
+            &["drift", "--convention", "published", "--mode", "decode"],
+            &["published", "decode", "--mode prefill"],
+        ),
+        (
+            &["drift", "--device", "cpu", "--adapter", "x"],
+            &["--adapter x", "cpu"],
+        ),
+        (
+            &["drift", "--device", "cpu", "--backend", "vulkan"],
+            &["--backend vulkan"],
+        ),
+    ] {
+        fails(&run(arguments), 2, words);
+    }
+    assert_eq!(run(&[]).status.code(), Some(2));
+}
+
+#[test]
+fn an_unknown_adapter_is_a_usage_error_and_a_missing_one_a_failure() {
+    let name = "no adapter has this name";
+    // Where there is no adapter at all, that is what is wrong, and no argument.
+    let (code, words) = if run(&["info", "--json", "-"]).stdout == b"[]\n" {
+        (1, "adapter")
+    } else {
+        (2, name)
+    };
+    for subcommand in ["drift"] {
+        fails(&run(&[subcommand, "--adapter", name]), code, &[words]);
+    }
+    fails(
+        &run_without_gpu(&["drift", "--device", "gpu", "--pairs", "f16"]),
+        1,
+        &["adapter"],
+    );
+}
+
+#[test]
+fn without_an_adapter_auto_takes_the_cpu_and_says_so() {
+    let output = run_without_gpu(&["drift", "--pairs", "f16"]);
+    assert_eq!(output.status.code(), Some(0));
+    assert!(text(&output.stderr).contains("CPU reference"));
+    assert!(text(&output.stdout).contains("| f16 "));
+
+    let output = run_without_gpu(&["info", "--json", "-"]);
+    assert_eq!(
+        (output.status.code(), text(&output.stdout).as_str()),
+        (Some(0), "[]\n")
+    );
+    assert!(text(&output.stderr).contains("no GPU adapter"));
+}
+
+#[test]
+fn files_that_cannot_be_written_are_refused_before_the_work() {
+    let folder = tempfile::tempdir().unwrap();
+    let a_file = path_in(folder.path(), "file");
+    std::fs::write(&a_file, "old").unwrap();
+    for (option, path, reason) in [
+        (
+            "--json",
+            path_in(folder.path(), "missing/rows.json"),
+            "does not exist",
+        ),
+        (
+            "--csv",
+            folder.path().to_str().unwrap().to_owned(),
+            "it is a folder",
+        ),
+        (
+            "--plot",
+            path_in(folder.path(), "missing/drift.svg"),
+            "does not exist",
+        ),
+        ("--plot", path_in(folder.path(), "drift.pdf"), ".svg or .png"),
+        ("--plot", "-".to_owned(), ".svg or .png"),
+        ("--json", String::new(), "empty"),
+        ("--json", format!("{a_file}/rows.json"), "folder"),
+    ] {
+        fails(&quick(&[option, &path]), 2, &[&path, reason]);
+    }
+    let twice = quick(&["--json", &a_file, "--csv", &a_file]);
+    fails(&twice, 2, &["--json", "--csv", "its own file"]);
+    // One bad file among good ones: none is written.
+    let good = path_in(folder.path(), "rows.json");
+    fails(
+        &quick(&["--json", &good, "--csv", "/missing/rows.csv"]),
+        2,
+        &["/missing"],
+    );
+    assert!(!Path::new(&good).exists());
+    assert_eq!(std::fs::read(&a_file).unwrap(), b"old");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    fails(&run(&["info", "--json", "/missing/rows.json"]), 2, &["/missing"]);
+}
+
+#[test]
+fn a_dash_is_standard_output_alone() {
+    let output = quick(&["--json", "-"]);
+    assert_eq!(output.status.code(), Some(0));
+    let rows: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(
+        (&rows[0]["pair"], &rows[0]["predictions"]),
+        (&"f16".into(), &128.into())
+    );
+
+    let output = quick(&["--csv", "-"]);
+    let lines: Vec<String> = text(&output.stdout).lines().map(str::to_owned).collect();
+    assert!(
+        lines.len() == 2 && lines[0].starts_with("pair,bits_per_number,") && lines[1].starts_with("f16,16")
+    );
+
+    fails(
+        &quick(&["--json", "-", "--csv", "-"]),
+        2,
+        &["--json -", "--csv -"],
+    );
+}
+
+#[test]
+fn every_report_comes_from_one_run_and_a_pipe_gets_no_progress_and_no_colour() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name| path_in(folder.path(), name);
+    let (json, csv, plot) = (path("rows.json"), path("rows.csv"), path("drift.svg"));
+    std::fs::write(&json, "old").unwrap();
+    let output = quick(&["--json", &json, "--csv", &csv, "--plot", &plot]);
+    assert_eq!(
+        (output.status.code(), text(&output.stderr).as_str()),
+        (Some(0), "")
+    );
+    let table = text(&output.stdout);
+    assert!(
+        table.contains("| f16 ") && table.contains("/128") && !table.contains('\u{1b}'),
+        "{table}"
+    );
+    let rows: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    assert_eq!(rows.as_array().unwrap().len(), 1);
+    assert!(std::fs::read_to_string(&csv).unwrap().contains("\nf16,"));
+    assert!(std::fs::read_to_string(&plot).unwrap().contains("<svg"));
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 3);
+}
+
+#[test]
+fn a_closed_pipe_is_no_error() {
+    for arguments in [
+        &QUICK[..],
+        &[&QUICK[..], &["--json", "-"]].concat(),
+        &["--help"],
+        &["info"],
+    ] {
+        let mut child = kvpack(arguments)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        drop(child.stdout.take());
+        let mut message = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut message).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(0), "{arguments:?}: {message}");
+        assert!(
+            !message.contains("panicked") && !message.contains("error"),
+            "{message}"
+        );
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_is_a_failure_that_names_the_file() {
+    let output = quick(&["--json", "/dev/full"]);
+    let message = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert!(
+        message.contains("error: `/dev/full` could not be written"),
+        "{message}"
+    );
+    assert!(
+        text(&output.stdout).contains("| f16 "),
+        "the table is not lost with the file"
+    );
+}
