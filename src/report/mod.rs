@@ -8,6 +8,44 @@ pub mod output;
 pub mod plot;
 pub mod table;
 
+use crate::drift::DriftRow;
+use crate::model::PROMPTS;
+use crate::spec::Pair;
+
+/// A side of a drift row that was never packed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unpacked {
+    /// `K` or `V`.
+    pub side: &'static str,
+    /// Tokens of one group of the side.
+    pub group: u32,
+    /// Tokens of a prompt.
+    pub prompt: u32,
+}
+
+/// The sides that stayed in full precision from the first token to the last, because no group of theirs was ever full
+/// and out of the recent window. The figures of such a row say nothing of its format.
+pub fn never_packed(row: &DriftRow) -> Vec<Unpacked> {
+    let Ok(pair) = row.pair.parse::<Pair>() else {
+        return Vec::new();
+    };
+    let prompt = PROMPTS
+        .iter()
+        .map(|prompt| prompt.chars().count())
+        .max()
+        .unwrap_or(0) as u32;
+    [("K", pair.k), ("V", pair.v)]
+        .into_iter()
+        .filter(|(_, side)| side.waits(row.window))
+        .map(|(name, side)| Unpacked {
+            side: name,
+            group: side.layout.token_group().max(1),
+            prompt,
+        })
+        .filter(|unpacked| prompt.saturating_sub(row.window) / unpacked.group == 0)
+        .collect()
+}
+
 #[cfg(test)]
 pub(crate) mod examples {
     use crate::drift::DriftRow;
@@ -74,5 +112,38 @@ pub(crate) mod examples {
             ..row(pair, bits, drift)
         })
         .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sides_whose_groups_do_not_close_are_found() {
+        let sides = |pair: &str, window| {
+            let row = DriftRow {
+                window,
+                ..examples::row(pair, 4.0, 0.1)
+            };
+            never_packed(&row)
+                .iter()
+                .map(|unpacked| unpacked.side)
+                .collect::<String>()
+        };
+        for (pair, window, expected) in [
+            ("int4c", 0, ""),
+            ("int4c(64)/int4", 0, "K"),
+            ("int4c(64)", 0, "KV"),
+            ("int4c/int4", 1, "K"),
+            ("int4c(16)/int4c(8)", 20, "K"),
+            ("int4", 31, ""),
+            ("int4", 32, "KV"),
+            ("int4/f16", 4096, "K"),
+            ("f16", 4096, ""),
+            ("f32", 4096, ""),
+        ] {
+            assert_eq!(sides(pair, window), expected, "{pair} with window {window}");
+        }
     }
 }

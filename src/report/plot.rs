@@ -14,6 +14,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 use plotters::style::{Color, IntoFont, RGBColor, ShapeStyle, TextStyle};
 
 use super::labels::{self, Placed, Point, Rect};
+use super::never_packed;
 use crate::drift::DriftRow;
 use crate::error::{Error, Result};
 
@@ -136,7 +137,7 @@ struct Layout {
     fine: Vec<f64>,
     zero: Option<f64>,
     points: Vec<Point>,
-    /// Whether some other pair is at least as good in both and better in one.
+    /// Whether some other pair is at least as good in both and better in one, or the pair was not packed at all.
     beaten: Vec<bool>,
     names: Vec<String>,
     placed: Vec<Option<Placed>>,
@@ -176,17 +177,19 @@ impl Layout {
         let beaten = rows
             .iter()
             .map(|row| {
-                rows.iter().any(|other| {
-                    let (bits, drift) = (other.bits_per_number, other.logit_drift);
-                    bits <= row.bits_per_number
-                        && drift <= row.logit_drift
-                        && (bits < row.bits_per_number || drift < row.logit_drift)
-                })
+                !never_packed(row).is_empty()
+                    || rows.iter().any(|other| {
+                        let (bits, drift) = (other.bits_per_number, other.logit_drift);
+                        never_packed(other).is_empty()
+                            && bits <= row.bits_per_number
+                            && drift <= row.logit_drift
+                            && (bits < row.bits_per_number || drift < row.logit_drift)
+                    })
             })
             .collect();
         let names: Vec<String> = rows
             .iter()
-            .map(|row| fitted(&row.pair, LABEL_SIZE, 260.0, font))
+            .map(|row| fitted(&label(row), LABEL_SIZE, 260.0, font))
             .collect();
         let sizes: Vec<Point> = names
             .iter()
@@ -213,6 +216,15 @@ impl Layout {
             names,
             placed,
         })
+    }
+}
+
+/// The pair, and what of it was never packed: its figures are not those of the format.
+fn label(row: &DriftRow) -> String {
+    match never_packed(row).as_slice() {
+        [] => row.pair.clone(),
+        [one] => format!("{}, {} unpacked", row.pair, one.side),
+        _ => format!("{}, unpacked", row.pair),
     }
 }
 
@@ -647,6 +659,13 @@ mod tests {
             .map(|i| row(&format!("int4c({i})/int2c({i})"), 4.0, 0.05))
             .collect();
         layout_of(&twenty);
+    }
+
+    #[test]
+    fn a_pair_that_was_never_packed_is_named_so_and_beats_nobody() {
+        let layout = layout_of(&[row("int2c(64)", 2.25, 1e-4), row("int4", 6.0, 0.04)]);
+        assert_eq!(layout.names, ["int2c(64), unpacked", "int4"]);
+        assert_eq!(layout.beaten, [true, false]);
     }
 
     #[test]

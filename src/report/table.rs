@@ -2,6 +2,7 @@
 
 use comfy_table::{CellAlignment, Table, presets};
 
+use super::{Unpacked, never_packed};
 use crate::drift::DriftRow;
 use crate::gpu::AdapterSummary;
 use crate::validate::ValidateRow;
@@ -85,9 +86,16 @@ fn notes(rows: &[DriftRow], software: bool) -> Vec<String> {
     }
     if let Some(row) = rows.iter().find(|row| row.window > 0) {
         notes.push(format!(
-            "The last {} tokens stay in f16; bits does not count them, cache bytes does.",
+            "The last {} tokens stay in f16: bits leaves them out, cache bytes counts them.",
             row.window
         ));
+    }
+    for row in rows {
+        for Unpacked { side, group, prompt } in never_packed(row) {
+            let why = if row.window > 0 { " outside the window" } else { "" };
+            let how = format!("a prompt of {prompt} tokens has no full group of {group}{why}");
+            notes.push(format!("{}: {side} stayed in full precision: {how}.", row.pair));
+        }
     }
     for row in rows.iter().filter(|row| row.saturated > 0) {
         let what = "inputs saturated or had their scale clamped";
@@ -318,6 +326,11 @@ mod tests {
         assert_eq!(notes(&rows, false).len(), 1);
         rows[0].saturated = 7;
         assert!(notes(&rows, false)[1].contains("f16: 7 inputs"));
+        let never = notes(&[examples::row("int4c(64)/int4", 5.25, 1e-4)], false);
+        assert!(
+            never[1].contains("int4c(64)/int4: K stayed in full precision: a prompt of 32 tokens"),
+            "{never:?}"
+        );
     }
 
     #[test]
