@@ -23,7 +23,7 @@ const HEIGHT: f64 = 600.0;
 /// The plot inside the picture.
 const PLOT: Rect = Rect {
     left: 76.0,
-    top: 100.0,
+    top: 110.0,
     right: 930.0,
     bottom: 520.0,
 };
@@ -31,6 +31,8 @@ const PLOT: Rect = Rect {
 const PNG_SCALE: f64 = 2.0;
 const RADIUS: f64 = 5.0;
 const LABEL_SIZE: f64 = 14.0;
+/// Paper on both sides of a label's text.
+const LABEL_PADDING: f64 = 2.0;
 const TICK_SIZE: f64 = 13.0;
 const NOTE_SIZE: f64 = 12.5;
 /// A viewer's sans-serif may be wider than ours; the boxes of labels leave room for it.
@@ -131,7 +133,8 @@ fn drawing(error: impl std::fmt::Display) -> Error {
 /// Where everything goes, in picture units.
 struct Layout {
     title: String,
-    subtitle: String,
+    settings: String,
+    device: String,
     x_ticks: Vec<(f64, String, String)>,
     y_ticks: Vec<(f64, String)>,
     fine: Vec<f64>,
@@ -193,7 +196,12 @@ impl Layout {
             .collect();
         let sizes: Vec<Point> = names
             .iter()
-            .map(|name| (width(name, LABEL_SIZE, font) * WIDER + 4.0, LABEL_SIZE * 1.3))
+            .map(|name| {
+                (
+                    width(name, LABEL_SIZE, font) * WIDER + 2.0 * LABEL_PADDING,
+                    LABEL_SIZE * 1.3,
+                )
+            })
             .collect();
         let inner = Rect {
             left: PLOT.left + 2.0,
@@ -206,7 +214,10 @@ impl Layout {
         let (y_ticks, fine) = y.decades(y_of);
         Ok(Layout {
             title: "Logit drift against memory".to_owned(),
-            subtitle: subtitle(rows, left_out),
+            settings: settings(rows, left_out),
+            device: rows
+                .first()
+                .map_or(String::new(), |row| format!("{}: {}", row.device, row.adapter)),
             x_ticks: x_ticks(&x, x_of),
             y_ticks,
             fine,
@@ -228,7 +239,7 @@ fn label(row: &DriftRow) -> String {
     }
 }
 
-fn subtitle(rows: &[DriftRow], left_out: usize) -> String {
+fn settings(rows: &[DriftRow], left_out: usize) -> String {
     let Some(row) = rows.first() else {
         return "no pairs".to_owned();
     };
@@ -239,7 +250,6 @@ fn subtitle(rows: &[DriftRow], left_out: usize) -> String {
     if row.outlier != 1.0 {
         parts.push(format!("outlier \u{d7}{}", row.outlier));
     }
-    parts.push(format!("{}: {}", row.device, row.adapter));
     if left_out > 0 {
         parts.insert(0, format!("{left_out} labels left out for want of room"));
     }
@@ -404,9 +414,11 @@ struct Canvas<B: DrawingBackend> {
 impl<B: DrawingBackend> Canvas<B> {
     fn draw(&self, layout: &Layout) -> Result<()> {
         self.root.fill(&PAPER).map_err(drawing)?;
-        self.text(&layout.title, (PLOT.left, 34.0), 20.0, INK, HPos::Left)?;
-        let subtitle = fitted(&layout.subtitle, NOTE_SIZE, PLOT.right - PLOT.left, &self.font);
-        self.text(&subtitle, (PLOT.left, 56.0), NOTE_SIZE, FAINT, HPos::Left)?;
+        self.text(&layout.title, (PLOT.left, 32.0), 20.0, INK, HPos::Left)?;
+        for (line, y) in [(&layout.settings, 52.0), (&layout.device, 70.0)] {
+            let line = fitted(line, NOTE_SIZE, PLOT.right - PLOT.left, &self.font);
+            self.text(&line, (PLOT.left, y), NOTE_SIZE, FAINT, HPos::Left)?;
+        }
 
         for &y in &layout.fine {
             self.line(&[(PLOT.left, y), (PLOT.right, y)], 1.0, FINE_GRID)?;
@@ -479,9 +491,9 @@ impl<B: DrawingBackend> Canvas<B> {
                 self.point(point, full)?;
             }
         }
-        for (placed, name) in layout.placed.iter().zip(&layout.names) {
+        for ((placed, name), &point) in layout.placed.iter().zip(&layout.names).zip(&layout.points) {
             if let Some(placed) = placed {
-                self.label(placed, name)?;
+                self.label(placed, name, point)?;
             }
         }
         self.root.present().map_err(drawing)
@@ -536,7 +548,8 @@ impl<B: DrawingBackend> Canvas<B> {
         if full { Ok(()) } else { disc(RADIUS - 2.0, PAPER) }
     }
 
-    fn label(&self, placed: &Placed, name: &str) -> Result<()> {
+    /// The name at the side of its box that its point is on.
+    fn label(&self, placed: &Placed, name: &str, point: Point) -> Result<()> {
         let rect = placed.rect;
         let paper = ShapeStyle {
             color: PAPER.into(),
@@ -548,8 +561,18 @@ impl<B: DrawingBackend> Canvas<B> {
             self.pixels((rect.right, rect.bottom)),
         ];
         self.root.draw(&Rectangle::new(corners, paper)).map_err(drawing)?;
-        let (x, y) = rect.centre();
-        self.text(name, (x, y + LABEL_SIZE * 0.36), LABEL_SIZE, INK, HPos::Center)
+        let (x, anchor) = match point.0 {
+            x if x < rect.left => (rect.left + LABEL_PADDING, HPos::Left),
+            x if x > rect.right => (rect.right - LABEL_PADDING, HPos::Right),
+            _ => (rect.centre().0, HPos::Center),
+        };
+        self.text(
+            name,
+            (x, rect.centre().1 + LABEL_SIZE * 0.36),
+            LABEL_SIZE,
+            INK,
+            anchor,
+        )
     }
 
     /// A text whose letters stand on `at`.
