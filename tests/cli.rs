@@ -257,4 +257,22 @@ fn a_full_disk_is_a_failure_that_names_the_file() {
         text(&output.stdout).contains("| f16 "),
         "the table is not lost with the file"
     );
+
+    let folder = tempfile::tempdir().unwrap();
+    let json = path_in(folder.path(), "rows.json");
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let mut command = kvpack(&[&QUICK[..], &["--json", &json]].concat());
+    assert_eq!(
+        command
+            .stdout(full)
+            .stderr(Stdio::null())
+            .status()
+            .unwrap()
+            .code(),
+        Some(1)
+    );
+    assert!(
+        std::fs::read_to_string(&json).unwrap().contains("f16"),
+        "nor the file with the table"
+    );
 }

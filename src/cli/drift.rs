@@ -78,11 +78,14 @@ impl Args {
         let rows = rows?;
         let drawn = picture.map(|picture| drift_plot(&rows, picture)).transpose()?;
 
-        if !outputs.take_stdout() {
-            print(&table::drift(&rows, is_software(&device)))?;
-        }
+        let shown = if outputs.take_stdout() {
+            Ok(())
+        } else {
+            print(&table::drift(&rows, is_software(&device)))
+        };
         // One report that fails does not keep back the others.
         let written = [
+            shown,
             outputs.write("--json", || json::to_bytes(&rows)),
             outputs.write("--csv", || csv::to_bytes(&rows)),
             outputs.write("--plot", || {
