@@ -18,6 +18,7 @@ const_assert K_PAGE_TOKENS == V_PAGE_TOKENS;
 const_assert K_HEADS == V_HEADS;
 const_assert V_QUADS <= WG_SIZE;
 const_assert WG_SIZE % REDUCERS == 0u;
+const_assert ROWS <= WG_SIZE;
 
 struct Params {
     items: u32,
@@ -48,8 +49,11 @@ struct Item {
 @group(0) @binding(8) var<storage, read_write> partial_ml: array<vec2<f32>>; // [partial] (m, l)
 
 var<workgroup> sh_q: array<vec4<f32>, ROWS * K_QUADS>; // [row, channel quad]
-var<workgroup> sh_tile: array<vec4<f32>, ROWS * WG_SIZE>; // [row, slot quad]: maxima, then probabilities, then sums
+var<workgroup> sh_tile: array<vec4<f32>, ROWS * WG_SIZE>; // [row, slot quad]: scores, then probabilities; outputs at the end
+var<workgroup> sh_sum: array<f32, ROWS * WG_SIZE>; // [row, invocation]: sum of its own probabilities
 var<workgroup> sh_reduced: array<f32, ROWS * REDUCERS>;
+var<workgroup> sh_largest: array<f32, ROWS>; // largest score of each row so far
+var<workgroup> sh_shrink: array<f32, ROWS>; // what earlier sums shrink by when a larger score is met
 
 // Which of four slots from `slot` on are live.
 fn live_slots(entry: vec4<u32>, slot: u32) -> vec4<bool> {
@@ -81,14 +85,16 @@ fn attention_split(
             }
             sh_q[i] = value;
         }
+        for (var i = local; i < ROWS * WG_SIZE; i += WG_SIZE) {
+            sh_sum[i] = 0.0;
+        }
+        if (local < ROWS) {
+            sh_largest[local] = LOWEST;
+        }
         workgroupBarrier();
 
-        var largest: array<f32, ROWS>;
-        var sum: array<f32, ROWS>; // of this invocation's own slots
         var output: array<vec4<f32>, ROWS>; // of this invocation's channel quad and lane
         for (var r = 0u; r < ROWS; r++) {
-            largest[r] = LOWEST;
-            sum[r] = 0.0;
             output[r] = vec4<f32>();
         }
         let out_quad = local % V_QUADS;
@@ -124,41 +130,51 @@ fn attention_split(
                     v_scales = v_slot_scales(entry.y, kv_head, slots);
                 }
             }
-            let positions = vec4<u32>(item.position + 4u * at) + vec4<u32>(0u, 1u, 2u, 3u);
             for (var r = 0u; r < ROWS; r++) {
-                let seen = live & (positions <= vec4<u32>(item.query_position + r / HEAD_TILE));
-                let s = select(vec4<f32>(LOWEST), scores[r], seen);
-                sh_tile[r * WG_SIZE + local] = vec4<f32>(max(max(s.x, s.y), max(s.z, s.w)));
+                sh_tile[r * WG_SIZE + local] = scores[r];
+            }
+            let positions = vec4<u32>(item.position + 4u * at) + vec4<u32>(0u, 1u, 2u, 3u);
+            for (var i = local; i < ROWS * WG_SIZE; i += WG_SIZE) {
+                let seen = live & (positions <= vec4<u32>(item.query_position + i / (WG_SIZE * HEAD_TILE)));
+                sh_tile[i] = select(vec4<f32>(LOWEST), sh_tile[i], seen);
             }
             workgroupBarrier();
+
+            // The largest score of each row.
             for (var i = local; i < ROWS * REDUCERS; i += WG_SIZE) {
-                let begin = i / REDUCERS * WG_SIZE + i % REDUCERS;
                 var m = LOWEST;
-                for (var j = 0u; j < WG_SIZE; j += REDUCERS) {
-                    m = max(m, sh_tile[begin + j].x);
+                for (var j = i / REDUCERS * WG_SIZE + i % REDUCERS; j < (i / REDUCERS + 1u) * WG_SIZE; j += REDUCERS) {
+                    let s = sh_tile[j];
+                    m = max(m, max(max(s.x, s.y), max(s.z, s.w)));
                 }
                 sh_reduced[i] = m;
             }
             workgroupBarrier();
-
-            // Probabilities, relative to the largest score so far.
-            for (var r = 0u; r < ROWS; r++) {
-                var m = largest[r];
-                for (var j = 0u; j < REDUCERS; j++) {
-                    m = max(m, sh_reduced[r * REDUCERS + j]);
+            if (local < ROWS) {
+                var m = sh_largest[local];
+                for (var j = local * REDUCERS; j < (local + 1u) * REDUCERS; j++) {
+                    m = max(m, sh_reduced[j]);
                 }
-                let shrink = exp(largest[r] - m);
-                largest[r] = m;
+                sh_shrink[local] = exp(sh_largest[local] - m);
+                sh_largest[local] = m;
+            }
+            workgroupBarrier();
+
+            // Probabilities relative to the largest score so far, times the values' slot scales.
+            for (var i = local; i < ROWS * WG_SIZE; i += WG_SIZE) {
+                let r = i / WG_SIZE;
                 let seen = live & (positions <= vec4<u32>(item.query_position + r / HEAD_TILE));
-                let p = select(vec4<f32>(), exp(scores[r] - vec4<f32>(m)), seen);
-                sum[r] = sum[r] * shrink + ((p.x + p.y) + (p.z + p.w));
+                let p = select(vec4<f32>(), exp(sh_tile[i] - vec4<f32>(sh_largest[r])), seen);
+                sh_sum[i] = sh_sum[i] * sh_shrink[r] + ((p.x + p.y) + (p.z + p.w));
                 // Selected again: the value scale of a dead slot may be NaN, and 0 x NaN is NaN.
-                sh_tile[r * WG_SIZE + local] = select(vec4<f32>(), p * v_scales, seen);
-                output[r] *= shrink;
+                sh_tile[i] = select(vec4<f32>(), p * v_scales, seen);
             }
             workgroupBarrier();
 
             // Values: an invocation takes one channel quad and every LANES-th slot quad of the tile.
+            for (var r = 0u; r < ROWS; r++) {
+                output[r] *= sh_shrink[r];
+            }
             if (lane < LANES) {
                 let end = min(WG_SIZE, slot_quads - first);
                 for (var i = lane; i < end; i += LANES) {
@@ -186,43 +202,42 @@ fn attention_split(
             workgroupBarrier();
         }
 
-        // The lanes' sums, in lane order.
-        for (var r = 0u; r < ROWS; r++) {
-            sh_tile[r * WG_SIZE + local] = vec4<f32>(sum[r]);
-        }
-        workgroupBarrier();
+        // The invocations' sums and the lanes' outputs, in a fixed order.
         for (var i = local; i < ROWS * REDUCERS; i += WG_SIZE) {
-            let begin = i / REDUCERS * WG_SIZE + i % REDUCERS;
             var l = 0.0;
-            for (var j = 0u; j < WG_SIZE; j += REDUCERS) {
-                l += sh_tile[begin + j].x;
+            for (var j = i / REDUCERS * WG_SIZE + i % REDUCERS; j < (i / REDUCERS + 1u) * WG_SIZE; j += REDUCERS) {
+                l += sh_sum[j];
             }
             sh_reduced[i] = l;
         }
-        workgroupBarrier();
         for (var r = 0u; r < ROWS; r++) {
             sh_tile[r * WG_SIZE + local] = output[r];
         }
         workgroupBarrier();
-        if (lane == 0u) {
-            for (var r = 0u; r < ROWS; r++) {
-                let token = r / HEAD_TILE;
-                let head = head_tile + r % HEAD_TILE;
-                if (token < item.queries && head < RATIO) {
-                    var o = vec4<f32>();
-                    for (var j = 0u; j < LANES; j++) {
-                        o += sh_tile[r * WG_SIZE + j * V_QUADS + out_quad];
-                    }
-                    let partial = item.partial + token * params.q_heads + kv_head * RATIO + head;
-                    partial_o[partial * V_QUADS + out_quad] = o;
-                    if (out_quad == 0u) {
-                        var l = 0.0;
-                        for (var j = 0u; j < REDUCERS; j++) {
-                            l += sh_reduced[r * REDUCERS + j];
-                        }
-                        partial_ml[partial] = vec2<f32>(largest[r], l);
-                    }
+        for (var i = local; i < ROWS * V_QUADS; i += WG_SIZE) {
+            let r = i / V_QUADS;
+            let token = r / HEAD_TILE;
+            let head = head_tile + r % HEAD_TILE;
+            if (token < item.queries && head < RATIO) {
+                let partial = item.partial + token * params.q_heads + kv_head * RATIO + head;
+                let begin = r * WG_SIZE + i % V_QUADS;
+                var o = vec4<f32>();
+                for (var j = begin; j < r * WG_SIZE + LANES * V_QUADS; j += V_QUADS) {
+                    o += sh_tile[j];
                 }
+                partial_o[partial * V_QUADS + i % V_QUADS] = o;
+            }
+        }
+        if (local < ROWS) {
+            let token = local / HEAD_TILE;
+            let head = head_tile + local % HEAD_TILE;
+            if (token < item.queries && head < RATIO) {
+                var l = 0.0;
+                for (var j = local * REDUCERS; j < (local + 1u) * REDUCERS; j++) {
+                    l += sh_reduced[j];
+                }
+                let partial = item.partial + token * params.q_heads + kv_head * RATIO + head;
+                partial_ml[partial] = vec2<f32>(sh_largest[local], l);
             }
         }
     }

@@ -48,6 +48,9 @@ const WORKGROUP_BYTES: u32 = 16_384;
 /// Rows (query heads x query tokens) of a workgroup: more of them spill registers.
 const MAX_ROWS: u32 = 8;
 
+/// Rows of a prefill workgroup with several query tokens: software drivers need seconds to compile larger tiles.
+const PREFILL_ROWS: u32 = 4;
+
 /// How the queries of a step are tiled over workgroups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tiling {
@@ -61,11 +64,11 @@ impl Tiling {
     /// The largest tile that fits workgroup memory and registers. K and V are then read once for all query heads of a
     /// KV head wherever their number is at most 8 (7 at head_dim 256).
     pub fn new(k: &PageLayout, ratio: u32, prefill: bool) -> Tiling {
-        let row_bytes = k.head_dim * 4 + WG_SIZE * 16 + 8 * 4;
+        let row_bytes = k.head_dim * 4 + WG_SIZE * (16 + 4) + (8 + 2) * 4;
         let rows = (WORKGROUP_BYTES / row_bytes).min(MAX_ROWS);
         // Even tiles: 12 heads are 6 + 6 rather than 8 + 4.
         let head_tile = ratio.div_ceil(ratio.div_ceil(rows));
-        let token_tile = if prefill { (rows / head_tile).max(1) } else { 1 };
+        let token_tile = if prefill { (PREFILL_ROWS / head_tile).clamp(1, rows / head_tile) } else { 1 };
         Tiling { head_tile, token_tile }
     }
 }
@@ -177,7 +180,7 @@ mod tests {
                 for prefill in [false, true] {
                     let t = Tiling::new(&k, ratio, prefill);
                     let rows = t.head_tile * t.token_tile;
-                    assert!(rows * (head_dim * 4 + 1024 + 32) <= WORKGROUP_BYTES && rows <= MAX_ROWS);
+                    assert!(rows * (head_dim * 4 + 1024 + 256 + 40) <= WORKGROUP_BYTES && rows <= MAX_ROWS);
                     assert!(t.head_tile >= 1 && t.head_tile <= ratio);
                     if ratio <= 7 {
                         assert_eq!(t.head_tile, ratio, "K and V are read once");
