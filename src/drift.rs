@@ -229,7 +229,10 @@ fn check(options: &DriftOptions) -> Result<()> {
 }
 
 /// The cache of one run. `calibrated` holds per-tensor scales from the f32 run, [layer][K, V].
-fn cache_spec(config: &Config, pair: Pair, options: &DriftOptions, calibrated: &[[f32; 2]]) -> Result<CacheSpec> {
+///
+/// # Errors
+/// [`Error::Usage`] for a pair that the convention does not have.
+pub fn cache_spec(config: &Config, pair: Pair, options: &DriftOptions, calibrated: &[[f32; 2]]) -> Result<CacheSpec> {
     let published = options.convention == Convention::Published;
     let side = |side: Side| -> Result<Side> {
         match side.layout {
@@ -316,7 +319,11 @@ fn measure(
     Ok(run)
 }
 
-fn finite(what: &str, values: &[f64]) -> Result<()> {
+/// Checks that all of `what` are numbers.
+///
+/// # Errors
+/// [`Error::NonFinite`] with their counts.
+pub fn finite(what: &str, values: &[f64]) -> Result<()> {
     let nan = values.iter().filter(|v| v.is_nan()).count() as u64;
     let infinite = values.iter().filter(|v| v.is_infinite()).count() as u64;
     if nan + infinite == 0 { Ok(()) } else { Err(Error::NonFinite { what: what.to_owned(), nan, infinite }) }

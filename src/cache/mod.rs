@@ -19,6 +19,7 @@ pub use plan::{
 };
 
 use std::collections::BTreeMap;
+use std::sync::OnceLock;
 
 use crate::error::Result;
 use crate::formats::Element;
@@ -65,7 +66,8 @@ pub struct KvCache {
     layers: Vec<Pools>,
     sides: [SideKernels; 2],
     tilings: [Tiling; 2],
-    attention: BTreeMap<SegmentKind, AttentionSplit>,
+    /// By [`SegmentKind::index`], each built when it is first needed: a step that only appends compiles none.
+    attention: [OnceLock<AttentionSplit>; 8],
     merge: AttentionMerge,
     amax: Amax,
     tensor_scale: TensorScale,
@@ -137,7 +139,7 @@ impl KvCache {
             layers,
             sides,
             tilings,
-            attention: BTreeMap::new(),
+            attention: Default::default(),
             partials: None,
             book,
         })
@@ -183,19 +185,7 @@ impl KvCache {
     }
 
     fn prepare(&mut self, plan: &StepPlan) -> Result<Lists> {
-        let geometry = *self.book.geometry();
         let (q_heads, v_head_dim) = (self.book.spec().q_heads, self.book.spec().v_head_dim);
-        for kind in plan.segments.keys() {
-            if !self.attention.contains_key(kind) {
-                let side = |s: usize, waits: bool| match (waits, geometry.waiting[s]) {
-                    (true, Some(page)) => page,
-                    _ => geometry.packed[s],
-                };
-                let (k, v) = (side(K, kind.k_waits), side(V, kind.v_waits));
-                let tiling = self.tilings[usize::from(kind.prefill)];
-                self.attention.insert(*kind, AttentionSplit::plan(&self.gpu, &k, &v, q_heads, tiling)?);
-            }
-        }
         if self.partials.as_ref().is_none_or(|p| p.capacity < plan.partials) {
             let capacity = plan.partials.next_power_of_two().max(64);
             self.partials = Some(Partials {
@@ -220,6 +210,22 @@ impl KvCache {
             merges: self.gpu.upload("merges", &plan.merges)?,
             lse: self.gpu.zeros("lse", u64::from(plan.tokens) * u64::from(q_heads) * 4)?,
         })
+    }
+
+    fn attention(&self, kind: SegmentKind) -> Result<&AttentionSplit> {
+        let slot = &self.attention[kind.index()];
+        if let Some(kernel) = slot.get() {
+            return Ok(kernel);
+        }
+        let geometry = self.book.geometry();
+        let side = |s: usize, waits: bool| match (waits, geometry.waiting[s]) {
+            (true, Some(page)) => page,
+            _ => geometry.packed[s],
+        };
+        let (k, v) = (side(K, kind.k_waits), side(V, kind.v_waits));
+        let tiling = self.tilings[usize::from(kind.prefill)];
+        let kernel = AttentionSplit::plan(&self.gpu, &k, &v, self.book.spec().q_heads, tiling)?;
+        Ok(slot.get_or_init(|| kernel))
     }
 
     /// What packing met so far. Waits for the queue.
@@ -385,7 +391,7 @@ impl Step<'_> {
     /// queries see every token up to their own.
     ///
     /// # Errors
-    /// [`crate::Error::Limit`].
+    /// [`crate::Error::Limit`]; [`crate::Error::Shader`] where the driver refuses a kernel.
     pub fn attend(
         &self,
         pass: &mut wgpu::ComputePass<'_>,
@@ -412,7 +418,8 @@ impl Step<'_> {
                 partial_ml: &partials.ml,
             };
             let tensor = [layer * 2, layer * 2 + 1];
-            cache.attention[kind].encode(&cache.gpu, pass, &buffers, items.len() as u32, cache.scale, tensor)?;
+            let items = items.len() as u32;
+            cache.attention(*kind)?.encode(&cache.gpu, pass, &buffers, items, cache.scale, tensor)?;
         }
         let merge = [&self.lists.merges, &partials.o, &partials.ml, output, &self.lists.lse];
         cache.merge.encode(&cache.gpu, pass, merge, plan.tokens)

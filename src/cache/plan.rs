@@ -166,6 +166,13 @@ pub struct SegmentKind {
     pub prefill: bool,
 }
 
+impl SegmentKind {
+    /// A number below 8 of its own.
+    pub fn index(self) -> usize {
+        usize::from(self.k_waits) | usize::from(self.v_waits) << 1 | usize::from(self.prefill) << 2
+    }
+}
+
 /// Everything that one step does, for every layer alike.
 #[derive(Debug, Clone, Default)]
 pub struct StepPlan {

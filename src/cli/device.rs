@@ -1,6 +1,7 @@
 //! Which device: the options that several subcommands share, and what they mean.
 
 use clap::{Args, ValueEnum};
+use kvpack::Error;
 use kvpack::drift::Device;
 use kvpack::gpu::{self, AdapterSummary, Backend, Gpu, Selection};
 
@@ -81,4 +82,17 @@ pub fn positive(text: &str) -> Result<f64, String> {
         Ok(value) if value.is_finite() && value > 0.0 => Ok(value),
         _ => Err("must be a finite number above 0".to_owned()),
     }
+}
+
+/// The name of a kernel that can be validated.
+pub fn kernel(text: &str) -> kvpack::Result<String> {
+    let known = kvpack::validate::kernel_names();
+    if known.contains(&text) {
+        return Ok(text.to_owned());
+    }
+    Err(Error::Usage {
+        asked: format!("kernel `{text}`"),
+        reason: "there is no such kernel".to_owned(),
+        advice: format!("choose of {}", known.join(", ")),
+    })
 }

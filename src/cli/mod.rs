@@ -4,6 +4,7 @@ mod device;
 mod drift;
 mod info;
 mod output;
+mod validate;
 
 use std::fmt;
 use std::io;
@@ -25,6 +26,8 @@ enum Command {
     Drift(drift::Args),
     /// List the GPU adapters with their drivers, limits and features
     Info(info::Args),
+    /// Run every kernel on an adapter against the CPU reference
+    Validate(validate::Args),
 }
 
 /// Why the command ends without success.
@@ -36,6 +39,8 @@ enum Failure {
     Work(Error),
     /// A finished report could not be written: exit code 1.
     Write { to: String, error: io::Error },
+    /// Checks ran and did not pass: exit code 1.
+    Checks(String),
 }
 
 impl From<Error> for Failure {
@@ -52,6 +57,7 @@ impl fmt::Display for Failure {
         match self {
             Failure::Usage(error) | Failure::Work(error) => error.fmt(f),
             Failure::Write { to, error } => write!(f, "{to} could not be written: {error}"),
+            Failure::Checks(message) => f.write_str(message),
         }
     }
 }
@@ -61,6 +67,7 @@ pub fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Drift(args) => args.run(),
         Command::Info(args) => args.run(),
+        Command::Validate(args) => args.run(),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

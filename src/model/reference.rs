@@ -46,9 +46,23 @@ impl ReferenceModel {
     /// # Errors
     /// As [`crate::cache::Book::plan`].
     pub fn logits(&mut self, id: SequenceId, ids: &[u32]) -> Result<Vec<f64>> {
+        self.logits_with(id, ids, &mut |_, _| {})
+    }
+
+    /// As [`ReferenceModel::logits`]; `rows` sees each layer's new rows of K and V, [token][head][channel], before they
+    /// are rounded to f32 and appended, and may change them: what another device's rounding would do can be tried.
+    ///
+    /// # Errors
+    /// As [`crate::cache::Book::plan`].
+    pub fn logits_with(
+        &mut self,
+        id: SequenceId,
+        ids: &[u32],
+        rows: &mut dyn FnMut(u32, [&mut [f64]; 2]),
+    ) -> Result<Vec<f64>> {
         let first_position = self.cache.book().len(id)?;
         let plan = self.cache.book_mut().plan(&[(id, ids.len() as u32)], 1)?;
-        let mut run = Run { config: self.config, cache: &mut self.cache, plan: &plan };
+        let mut run = Run { config: self.config, cache: &mut self.cache, plan: &plan, rows };
         let logits = forward(&mut run, &self.weights, ids, first_position);
         match logits {
             Ok(logits) => {
@@ -67,6 +81,7 @@ struct Run<'a> {
     config: Config,
     cache: &'a mut ReferenceCache,
     plan: &'a StepPlan,
+    rows: &'a mut dyn FnMut(u32, [&mut [f64]; 2]),
 }
 
 impl Backend for Run<'_> {
@@ -121,8 +136,10 @@ impl Backend for Run<'_> {
     }
 
     fn attention(&mut self, layer: u32, q: &Matrix, k: &Matrix, v: &Matrix) -> Result<Matrix> {
-        let rows = |m: &Matrix| m.values.iter().map(|&v| v as f32).collect::<Vec<_>>();
-        self.cache.append(self.plan, layer, &rows(k), &rows(v));
+        let (mut k, mut v) = (k.values.clone(), v.values.clone());
+        (self.rows)(layer, [&mut k, &mut v]);
+        let rounded = |rows: Vec<f64>| rows.into_iter().map(|x| x as f32).collect::<Vec<_>>();
+        self.cache.append(self.plan, layer, &rounded(k), &rounded(v));
         let scale = 1.0 / f64::from(self.config.head_dim).sqrt();
         let (values, _) = self.cache.attend(self.plan, layer, &q.values, scale);
         Ok(Matrix { values, ..*q })

@@ -1,0 +1,362 @@
+//! Attention on made-up sequences: the same pages, page table and queries for the GPU, the CPU reference and a plain f32
+//! attention whose error sets the bound.
+
+use crate::error::Result;
+use crate::gpu::Gpu;
+use crate::kernels::attention_merge::AttentionMerge;
+use crate::kernels::attention_split::{AttentionSplit, Buffers, Tiling};
+use crate::pages::{PageLayout, heads_ratio};
+use crate::reference::{self, AttentionShape, Partials};
+use crate::work::{Merge, SlotRun, Status, TableEntry, WorkItem, slot_runs};
+
+use super::Random;
+
+/// One sequence: its rows and the queries that attend to them.
+#[derive(Debug, Clone, Default)]
+pub struct SequenceInput {
+    /// Keys, [token][head][channel].
+    pub k: Vec<f32>,
+    /// Values, [token][head][channel].
+    pub v: Vec<f32>,
+    /// Queries, [token][query head][channel]: the last tokens of the sequence, or any number where it is empty.
+    pub q: Vec<f32>,
+}
+
+/// Sequences in packed pages, with everything that attention reads.
+#[derive(Debug, Clone)]
+pub struct Fixture {
+    /// Geometry of K pages.
+    pub k: PageLayout,
+    /// Geometry of V pages.
+    pub v: PageLayout,
+    /// Query heads.
+    pub q_heads: u32,
+    /// Factor of the scores.
+    pub scale: f32,
+    /// Words of the K pool; dead slots are poisoned.
+    pub k_pages: Vec<u32>,
+    /// Words of the V pool; dead slots are poisoned.
+    pub v_pages: Vec<u32>,
+    /// Per-tensor scales of K and V.
+    pub tensor_scales: [f32; 2],
+    /// Work items, page table, merges.
+    pub items: Vec<WorkItem>,
+    /// The page table.
+    pub table: Vec<TableEntry>,
+    /// One entry a query token.
+    pub merges: Vec<Merge>,
+    /// Partials in all.
+    pub partials: u32,
+    /// Queries of all sequences, [token][query head][channel].
+    pub q: Vec<f32>,
+    /// How queries are tiled.
+    pub tiling: Tiling,
+}
+
+/// What attention gave.
+#[derive(Debug, Clone, Default)]
+pub struct Outputs {
+    /// [token][query head][channel].
+    pub output: Vec<f64>,
+    /// [token][query head].
+    pub lse: Vec<f64>,
+}
+
+/// How outputs compare with the reference.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Comparison {
+    /// Numbers compared.
+    pub cases: u64,
+    /// Largest error.
+    pub max_error: f64,
+    /// Its bound.
+    pub bound: f64,
+    /// Numbers beyond the bound, or not finite.
+    pub failures: u64,
+}
+
+impl Fixture {
+    /// Packs sequences into pages in shuffled order, with the reference, poisons dead slots, and plans attention with
+    /// splits of `split_tokens` (a multiple of the page).
+    ///
+    /// # Errors
+    /// [`crate::Error::Shape`] for a head ratio that does not fit.
+    pub fn new(
+        [k, v]: [PageLayout; 2],
+        q_heads: u32,
+        sequences: &[SequenceInput],
+        split_tokens: u32,
+        prefill: bool,
+    ) -> Result<Fixture> {
+        let ratio = heads_ratio(q_heads, k.heads)?;
+        let tiling = Tiling::new(&k, ratio, prefill);
+        let row = |page: &PageLayout| (page.heads * page.head_dim) as usize;
+        let lengths: Vec<u32> = sequences.iter().map(|s| (s.k.len() / row(&k)) as u32).collect();
+        let count: u32 = lengths.iter().map(|len| len.div_ceil(k.tokens)).sum::<u32>() + 1;
+        let mut random = Random::new(u64::from(count));
+        let mut orders = [0, 1].map(|_| random.permutation(count));
+        let pools = [&k, &v].map(|page| vec![0xffff_ffff_u32; (page.words * count) as usize]);
+        let mut fixture = Fixture {
+            k,
+            v,
+            q_heads,
+            scale: (1.0 / f64::from(k.head_dim).sqrt()) as f32,
+            k_pages: Vec::new(),
+            v_pages: Vec::new(),
+            tensor_scales: [0.0; 2],
+            items: Vec::new(),
+            table: Vec::new(),
+            merges: Vec::new(),
+            partials: 0,
+            q: sequences.iter().flat_map(|s| s.q.iter().copied()).collect(),
+            tiling,
+        };
+        let [mut k_pages, mut v_pages] = pools;
+        let all = |pick: fn(&SequenceInput) -> &Vec<f32>| {
+            reference::amax(sequences.iter().flat_map(|s| pick(s).iter().copied()), 0.0)
+        };
+        fixture.tensor_scales = [(k, all(|s| &s.k)), (v, all(|s| &s.v))]
+            .map(|(page, amax)| reference::tensor_scale(page.side.element, amax));
+        for (sequence, &len) in sequences.iter().zip(&lengths) {
+            let pages = len.div_ceil(k.tokens);
+            let [k_ids, v_ids] = [0, 1].map(|s| orders[s].split_off(orders[s].len() - pages as usize));
+            pack(&k, &k_ids, &sequence.k, fixture.tensor_scales[0], &mut k_pages);
+            pack(&v, &v_ids, &sequence.v, fixture.tensor_scales[1], &mut v_pages);
+            let queries = (sequence.q.len() / (q_heads * k.head_dim) as usize) as u32;
+            fixture.plan(&k_ids, &v_ids, len, queries, split_tokens);
+        }
+        (fixture.k_pages, fixture.v_pages) = (k_pages, v_pages);
+        Ok(fixture)
+    }
+
+    fn plan(&mut self, k_ids: &[u32], v_ids: &[u32], len: u32, queries: u32, split_tokens: u32) {
+        let page = self.k.tokens;
+        let first_query = self.merges.len() as u32;
+        let first_position = len.saturating_sub(queries);
+        for first in (0..queries).step_by(self.tiling.token_tile as usize) {
+            let tile = self.tiling.token_tile.min(queries - first);
+            let (base, stride) = (self.partials, tile * self.q_heads);
+            let mut count = 0;
+            for start in (0..len).step_by(split_tokens as usize) {
+                let end = (start + split_tokens).min(len);
+                let table = self.table.len() as u32;
+                for place in start / page..end.div_ceil(page) {
+                    self.table.push(TableEntry {
+                        k_page: k_ids[place as usize],
+                        v_page: v_ids[place as usize],
+                        first: 0,
+                        last: (end - place * page).min(page),
+                    });
+                }
+                self.items.push(WorkItem {
+                    table,
+                    pages: self.table.len() as u32 - table,
+                    position: start,
+                    query: first_query + first,
+                    queries: tile,
+                    query_position: first_position + first,
+                    partial: base + count * stride,
+                });
+                count += 1;
+            }
+            self.partials += count * stride;
+            for t in 0..tile {
+                let row = first_query + first + t;
+                self.merges.push(Merge { first: base + t * self.q_heads, stride, count, row });
+            }
+        }
+    }
+
+    /// The CPU reference's answer, in f64.
+    pub fn reference(&self) -> Outputs {
+        let shape = AttentionShape {
+            k: self.k,
+            v: self.v,
+            q_heads: self.q_heads,
+            scale: f64::from(self.scale),
+            k_tensor_scale: self.tensor_scales[0],
+            v_tensor_scale: self.tensor_scales[1],
+        };
+        let q: Vec<f64> = self.q.iter().map(|&x| f64::from(x)).collect();
+        let mut partials = Partials::new(self.partials as usize, self.v.head_dim);
+        reference::attention_split(
+            &shape,
+            &self.items,
+            &self.table,
+            &q,
+            &self.k_pages,
+            &self.v_pages,
+            &mut partials,
+        );
+        let rows = self.merges.len() * self.q_heads as usize;
+        let mut outputs =
+            Outputs { output: vec![0.0; rows * self.v.head_dim as usize], lse: vec![0.0; rows] };
+        reference::attention_merge(
+            &self.merges,
+            self.q_heads,
+            self.v.head_dim,
+            &partials,
+            &mut outputs.output,
+            &mut outputs.lse,
+        );
+        outputs
+    }
+
+    /// The GPU's answer. The output buffer is filled with NaN before.
+    ///
+    /// # Errors
+    /// What the kernels and the device report.
+    pub fn gpu(&self, gpu: &Gpu) -> Result<Outputs> {
+        let split = AttentionSplit::plan(gpu, &self.k, &self.v, self.q_heads, self.tiling)?;
+        let merge = AttentionMerge::plan(gpu, self.q_heads, self.v.head_dim)?;
+        let rows = self.merges.len() * self.q_heads as usize;
+        let numbers = rows * self.v.head_dim as usize;
+        let nan = |count: usize| vec![f32::NAN; count];
+        let partials = self.partials as usize;
+        let [items, table] = [gpu.upload("work items", &self.items)?, gpu.upload("page table", &self.table)?];
+        let merges = gpu.upload("merges", &self.merges)?;
+        let q = gpu.upload("q", &self.q)?;
+        let [k, v] = [gpu.upload("K pages", &self.k_pages)?, gpu.upload("V pages", &self.v_pages)?];
+        let tensor_scales = gpu.upload("per-tensor scales", &self.tensor_scales)?;
+        let partial_o = gpu.upload("partials", &nan(partials * self.v.head_dim as usize))?;
+        let partial_ml = gpu.upload("partial sums", &nan(partials * 2))?;
+        let [output, lse] = [gpu.upload("output", &nan(numbers))?, gpu.upload("lse", &nan(rows))?];
+        gpu.submit("attention", |encoder| {
+            let mut pass = encoder.begin_compute_pass(&Default::default());
+            let buffers = Buffers {
+                items: &items,
+                page_table: &table,
+                q: &q,
+                k_pages: &k,
+                v_pages: &v,
+                tensor_scales: &tensor_scales,
+                partial_o: &partial_o,
+                partial_ml: &partial_ml,
+            };
+            split.encode(gpu, &mut pass, &buffers, self.items.len() as u32, self.scale, [0, 1])?;
+            let buffers = [&merges, &partial_o, &partial_ml, &output, &lse];
+            merge.encode(gpu, &mut pass, buffers, self.merges.len() as u32)
+        })?;
+        let read = |what: &str, buffer: &wgpu::Buffer, count: usize| -> Result<Vec<f64>> {
+            Ok(gpu.read::<f32>(what, buffer, count)?.into_iter().map(f64::from).collect())
+        };
+        Ok(Outputs { output: read("output", &output, numbers)?, lse: read("lse", &lse, rows)? })
+    }
+
+    /// Compares with the reference. The bound of each query row is twice the error of a plain f32 attention over the same
+    /// dequantised values plus 4e-6 x max|V|: exp is up to 26 ulp off on software drivers. The LSE may be off by as
+    /// much relative to 1 + its magnitude. NaN fails.
+    pub fn compare(&self, got: &Outputs, reference: &Outputs) -> Comparison {
+        let v_dim = self.v.head_dim as usize;
+        let mut comparison = Comparison::default();
+        let mut judge = |error: f64, bound: f64| {
+            comparison.cases += 1;
+            // Written so that NaN fails.
+            if !(error <= bound) {
+                comparison.failures += 1;
+            }
+            let worse = error / bound >= comparison.max_error / comparison.bound || comparison.bound == 0.0;
+            if worse || error.is_nan() {
+                (comparison.max_error, comparison.bound) = (error, bound);
+            }
+        };
+        for row in 0..got.lse.len() {
+            let (plain, max_v) = self.plain_f32(row);
+            let wanted = &reference.output[row * v_dim..][..v_dim];
+            let plain_error =
+                wanted.iter().zip(&plain).map(|(a, &b)| (a - f64::from(b)).abs()).fold(0.0, f64::max);
+            let bound = 2.0 * plain_error + 4e-6 * max_v;
+            for (a, b) in got.output[row * v_dim..].iter().zip(wanted) {
+                judge((a - b).abs(), bound);
+            }
+            let (a, b) = (got.lse[row], reference.lse[row]);
+            if a == b {
+                judge(0.0, 1.0);
+            } else {
+                judge((a - b).abs(), 4e-6 * (1.0 + b.abs()));
+            }
+        }
+        comparison
+    }
+
+    /// Plain attention of one query row in f32, over the dequantised values; and max|V|.
+    fn plain_f32(&self, row: usize) -> (Vec<f32>, f64) {
+        let (token, head) = (row / self.q_heads as usize, row as u32 % self.q_heads);
+        let kv_head = head / (self.q_heads / self.k.heads);
+        let k_dim = self.k.head_dim as usize;
+        let q = &self.q[row * k_dim..][..k_dim];
+        let words = |pages: &[u32], id: u32, page: &PageLayout| {
+            let at = (id * page.words) as usize;
+            pages[at..at + page.words as usize].to_vec()
+        };
+        let (mut scores, mut values, mut max_v) = (Vec::new(), Vec::new(), 0.0_f64);
+        for item in &self.items {
+            let tokens = item.query as usize..(item.query + item.queries) as usize;
+            if !tokens.contains(&token) {
+                continue;
+            }
+            let limit = item.query_position + (token as u32 - item.query);
+            for i in 0..item.pages {
+                let entry = self.table[(item.table + i) as usize];
+                let k_page = words(&self.k_pages, entry.k_page, &self.k);
+                let v_page = words(&self.v_pages, entry.v_page, &self.v);
+                for slot in entry.first..entry.last {
+                    if item.position + i * self.k.tokens + slot > limit {
+                        continue;
+                    }
+                    let k = |c: usize| self.k.number(&k_page, slot, kv_head, c as u32, self.tensor_scales[0]);
+                    scores.push(q.iter().enumerate().map(|(c, x)| x * k(c)).sum::<f32>() * self.scale);
+                    let v = |c| self.v.number(&v_page, slot, kv_head, c, self.tensor_scales[1]);
+                    let value: Vec<f32> = (0..self.v.head_dim).map(v).collect();
+                    max_v = value.iter().fold(max_v, |m, x| m.max(f64::from(x.abs())));
+                    values.push(value);
+                }
+            }
+        }
+        let m = scores.iter().fold(f32::MIN, |m, &s| m.max(s));
+        let p: Vec<f32> = scores.iter().map(|s| (s - m).exp()).collect();
+        let l: f32 = p.iter().sum();
+        let sum = |c: usize| p.iter().zip(&values).map(|(p, v)| p * v[c]).sum::<f32>();
+        let output = |c| if l == 0.0 { 0.0 } else { sum(c) / l };
+        ((0..self.v.head_dim as usize).map(output).collect(), max_v)
+    }
+}
+
+/// Packs a sequence's rows into its pages and poisons the dead slots of the last one: codes of all ones, NaN scales.
+fn pack(page: &PageLayout, ids: &[u32], rows: &[f32], tensor_scale: f32, pool: &mut [u32]) {
+    let row = (page.heads * page.head_dim) as usize;
+    let len = (rows.len() / row) as u32;
+    let group = page.side.layout.token_group();
+    let mut status = Status::default();
+    for (place, &id) in (0..).zip(ids) {
+        let start = place * page.tokens;
+        let live = (len - start).min(page.tokens);
+        // Tokens that do not exist count as 0 in a group that the end of the sequence cuts.
+        let number = |run: &SlotRun, i: u32, head: u32, channel: u32| {
+            let at = (start + run.slot + i) as usize * row + (head * page.head_dim + channel) as usize;
+            rows.get(at).copied().unwrap_or(0.0)
+        };
+        let mut runs = Vec::new();
+        if group > 1 {
+            let groups = (0..live).step_by(group as usize);
+            runs.extend(groups.map(|slot| SlotRun { page: id, slot, count: group, source: 0 }));
+            reference::quantize_group(page, &runs, number, pool, &mut status);
+        } else {
+            slot_runs(id, 0, live, |slot| slot, &mut runs);
+            reference::quantize(page, &runs, number, tensor_scale, pool, &mut status);
+        }
+        let words = &mut pool[(id * page.words) as usize..][..page.words as usize];
+        poison(page, words, live);
+    }
+}
+
+/// Fills the dead slots of a page, from `live` on, with ones: the largest or NaN codes, NaN scales.
+pub fn poison(page: &PageLayout, words: &mut [u32], live: u32) {
+    let alive = {
+        let ones = vec![u32::MAX; page.words as usize];
+        page.live_words(&ones, 0, live)
+    };
+    for (word, mask) in words.iter_mut().zip(alive) {
+        *word |= !mask;
+    }
+}
