@@ -361,8 +361,9 @@ pub fn damage(reference: &[f64], run: &[f64], vocabulary: usize) -> Damage {
             centred_power += (a - r_mean).powi(2);
             kl += (a - r_log).exp() * ((a - r_log) - (b - q_log));
             // Not f64::max, which would drop a NaN.
-            if !((a - b).abs() <= max_abs_diff) {
-                max_abs_diff = (a - b).abs();
+            let difference = (a - b).abs();
+            if difference > max_abs_diff || difference.is_nan() {
+                max_abs_diff = difference;
             }
         }
         predictions += 1;

@@ -8,7 +8,6 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::task::{Context, Poll, Waker};
 
 use bytemuck::Pod;
-use wgpu::util::DeviceExt;
 
 use crate::error::{Error, Result};
 use crate::shader::{Composer, Target};
@@ -413,7 +412,18 @@ impl Gpu {
     }
 
     fn filled(&self, contents: &[u8], usage: wgpu::BufferUsages) -> wgpu::Buffer {
-        self.device().create_buffer_init(&wgpu::util::BufferInitDescriptor { label: None, contents, usage })
+        let buffer = self.device().create_buffer(&wgpu::BufferDescriptor {
+            label: None,
+            size: contents.len() as u64,
+            usage,
+            mapped_at_creation: true,
+        });
+        // On a lost device there is no range; the error scope around has the reason. (wgpu's own helper panics.)
+        if let Ok(mut range) = buffer.get_mapped_range_mut(..) {
+            range.slice(..).copy_from_slice(contents);
+        }
+        buffer.unmap();
+        buffer
     }
 
     /// A storage buffer of zeros; at least 16 bytes.
@@ -473,7 +483,10 @@ impl Gpu {
         if bytes == 0 {
             return Ok(Vec::new());
         }
-        let staging = self.checked(what, || {
+        let during = format!("reading {what}");
+        let lost = |message: String| Error::Device { during: during.clone(), message };
+        let (send, receive) = mpsc::channel();
+        let staging = self.checked(&during, || {
             let staging = self.device().create_buffer(&wgpu::BufferDescriptor {
                 label: Some("read-back"),
                 size,
@@ -483,14 +496,12 @@ impl Gpu {
             let mut encoder = self.device().create_command_encoder(&Default::default());
             encoder.copy_buffer_to_buffer(buffer, 0, &staging, 0, size);
             self.queue().submit([encoder.finish()]);
+            staging.map_async(wgpu::MapMode::Read, .., move |result| {
+                // The receiver is gone only where this call has already failed.
+                let _ = send.send(result);
+            });
             staging
         })?;
-        let lost = |message: String| Error::Device { during: format!("reading {what}"), message };
-        let (send, receive) = mpsc::channel();
-        staging.map_async(wgpu::MapMode::Read, .., move |result| {
-            // The receiver is gone only where this call has already failed.
-            let _ = send.send(result);
-        });
         self.device().poll(wgpu::PollType::wait_indefinitely()).map_err(|e| lost(e.to_string()))?;
         receive.recv().map_err(|e| lost(e.to_string()))?.map_err(|e| lost(e.to_string()))?;
         let view = staging.get_mapped_range(..).map_err(|e| lost(e.to_string()))?;

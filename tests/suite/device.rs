@@ -1,0 +1,122 @@
+//! The device: limits, loss, errors that do not reach the caller's handler.
+
+use kvpack::Error;
+use kvpack::cache::{CacheSpec, KvCache, TensorScales};
+use kvpack::drift::{Convention, Device, DriftOptions, Mode};
+use kvpack::gpu::{Gpu, Selection, adapters};
+use kvpack::spec::Side;
+use kvpack::wgpu;
+
+use crate::common;
+
+fn spec(pages: u32) -> CacheSpec {
+    CacheSpec {
+        layers: 1,
+        q_heads: 8,
+        kv_heads: 8,
+        k_head_dim: 128,
+        v_head_dim: 128,
+        pair: "f16".parse().unwrap(),
+        page_tokens: 64,
+        window: [0; 2],
+        waiting: Side::F16,
+        pages,
+        tensor_scales: TensorScales::FromRows,
+    }
+}
+
+#[test]
+fn dev_07_the_device_has_the_adapters_own_buffer_limits() {
+    let Some(gpu) = common::gpu("dev_07") else { return };
+    let limits = gpu.device().limits();
+    let of = |name: &str| gpu.summary().limits.iter().find(|(known, _)| known == name).unwrap().1;
+    assert_eq!(limits.max_storage_buffer_binding_size, of("maxStorageBufferBindingSize"));
+    assert_eq!(limits.max_buffer_size, of("maxBufferSize"));
+    // A pool of 640 MB: 5000 pages of 64 tokens of 2048 bytes. It works or says how much is allowed.
+    let bytes = 5000 * 64 * 2048_u64;
+    match KvCache::new(gpu, spec(5000)) {
+        Ok(cache) => assert_eq!(cache.allocated_bytes(), 2 * bytes),
+        Err(Error::Limit { needed, allowed, .. }) => {
+            assert_eq!(needed, bytes);
+            assert!(allowed < bytes && allowed == limits.max_storage_buffer_binding_size.min(limits.max_buffer_size));
+        }
+        // An adapter that allows the binding may still be short of memory.
+        Err(Error::Device { during, .. }) => assert!(during.contains("pages"), "{during}"),
+        Err(e) => panic!("{e}"),
+    }
+}
+
+#[test]
+fn lng_03_the_largest_pool_fits_exactly() {
+    let Some(gpu) = common::gpu("lng_03") else { return };
+    let limits = gpu.device().limits();
+    let allowed = limits.max_storage_buffer_binding_size.min(limits.max_buffer_size);
+    let pages = u32::try_from(allowed / (64 * 2048)).unwrap();
+    let error = KvCache::new(gpu, spec(pages + 1)).unwrap_err();
+    assert!(matches!(error, Error::Limit { needed, .. } if needed > allowed), "{error}");
+    if allowed <= 1 << 28 {
+        KvCache::new(gpu, spec(pages)).unwrap();
+    }
+}
+
+#[test]
+fn dev_10_a_lost_device_is_an_error_and_gives_no_numbers() {
+    if common::gpu("dev_10").is_none() {
+        return;
+    }
+    // A device of its own: the shared one must live on.
+    let gpu = Gpu::open(&Selection::default()).unwrap();
+    let mut cache = KvCache::new(&gpu, spec(1)).unwrap();
+    gpu.device().destroy();
+    let error = cache.status().unwrap_err();
+    assert!(matches!(error, Error::Device { .. }), "{error}");
+    let sequence = cache.open();
+    let failed = match cache.step(&[(sequence, 1)]) {
+        Err(e) => e,
+        Ok(_) => panic!("a step was planned on a lost device"),
+    };
+    assert!(matches!(failed, Error::Device { .. }), "{failed}");
+    let options = DriftOptions {
+        pairs: vec!["f16".parse().unwrap()],
+        convention: Convention::Packed,
+        mode: Mode::Prefill,
+        outlier: 1.0,
+        window: 0,
+    };
+    let result = kvpack::drift::run(&Device::Gpu(gpu), &options, &mut |_, _, _| ());
+    assert!(result.is_err(), "a lost device gave figures: {result:?}");
+}
+
+#[test]
+fn errors_do_not_reach_the_callers_handler() {
+    let Some(shared) = common::gpu("errors_do_not_reach_the_callers_handler") else { return };
+    let gpu = Gpu::open(&Selection { adapter: Some(shared.summary().label.clone()), backend: None }).unwrap();
+    let heard = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let ear = heard.clone();
+    gpu.device().on_uncaptured_error(std::sync::Arc::new(move |_| ear.store(true, std::sync::atomic::Ordering::SeqCst)));
+    let caught = gpu.checked("a bad buffer", || {
+        gpu.device().create_buffer(&wgpu::BufferDescriptor {
+            label: None,
+            size: u64::MAX / 4,
+            usage: wgpu::BufferUsages::STORAGE,
+            mapped_at_creation: false,
+        })
+    });
+    assert!(matches!(caught, Err(Error::Device { .. })));
+    assert!(!heard.load(std::sync::atomic::Ordering::SeqCst));
+}
+
+#[test]
+fn adapters_are_named_uniquely_and_gpus_come_first() {
+    if common::gpu("adapters_are_named_uniquely_and_gpus_come_first").is_none() {
+        return;
+    }
+    let all = adapters(None);
+    for (i, adapter) in all.iter().enumerate() {
+        assert_eq!(adapter.index, i);
+        assert_eq!(all.iter().filter(|other| other.label == adapter.label).count(), 1);
+        assert!(all[..i].iter().all(|earlier| !earlier.software || adapter.software), "software before a GPU");
+    }
+    let error = Gpu::open(&Selection { adapter: Some("no such adapter".into()), backend: None }).unwrap_err();
+    assert!(error.to_string().contains(&all[0].label), "{error}");
+}
