@@ -14,6 +14,8 @@ const LANES: u32 = WG_SIZE / V_QUADS; // invocations that share a channel quad o
 const PAGE_QUADS: u32 = K_PAGE_TOKENS / 4u;
 const REDUCERS: u32 = 8u; // invocations that find one row's maximum
 const LOWEST: f32 = -3.4028234663852886e38;
+const_assert HEAD_TILE > 0u;
+const_assert TOKEN_TILE > 0u;
 const_assert K_PAGE_TOKENS == V_PAGE_TOKENS;
 const_assert K_HEADS == V_HEADS;
 const_assert V_QUADS <= WG_SIZE;

@@ -13,11 +13,16 @@ struct Params {
 @group(0) @binding(2) var<storage, read_write> tensor_scales: array<u32>; // [layer, side], bits of f32
 
 @compute @workgroup_size(WG_SIZE)
-fn tensor_scale(@builtin(global_invocation_id) id: vec3<u32>) {
-    if (id.x >= params.slots) {
+fn tensor_scale(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) grid: vec3<u32>,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let index = (group.y * grid.x + group.x) * WG_SIZE + local;
+    if (index >= params.slots) {
         return;
     }
-    let slot = params.first + id.x;
+    let slot = params.first + index;
     tensor_scales[slot] = stored_f32_from(largest[slot], LARGEST_ODD, LARGEST_POWER).x;
     largest[slot] = 0u;
 }

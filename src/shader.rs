@@ -173,7 +173,8 @@ impl Composer {
             body.push_str(&format!("// ======== {name}\n"));
             for line in text.lines() {
                 if line.starts_with("enable ") {
-                    if !(target == Target::Naga && line == "enable subgroups;") && !enables.contains(&line) {
+                    let refused = target == Target::Naga && line == "enable subgroups;";
+                    if !refused && !enables.contains(&line) {
                         enables.push(line);
                     }
                     continue;

@@ -62,15 +62,52 @@ pub struct Tiling {
 
 impl Tiling {
     /// The largest tile that fits workgroup memory and registers. K and V are then read once for all query heads of a
-    /// KV head wherever their number is at most 8 (7 at head_dim 256).
+    /// KV head wherever their number is at most 8 (7 from head_dim 184 on, 6 at 256).
     pub fn new(k: &PageLayout, ratio: u32, prefill: bool) -> Tiling {
-        let row_bytes = k.head_dim * 4 + WG_SIZE * (16 + 4) + (8 + 2) * 4;
-        let rows = (WORKGROUP_BYTES / row_bytes).min(MAX_ROWS);
+        let rows = (WORKGROUP_BYTES / row_bytes(k.head_dim)).min(MAX_ROWS);
         // Even tiles: 12 heads are 6 + 6 rather than 8 + 4.
         let head_tile = ratio.div_ceil(ratio.div_ceil(rows));
         let token_tile = if prefill { (PREFILL_ROWS / head_tile).clamp(1, rows / head_tile) } else { 1 };
         Tiling { head_tile, token_tile }
     }
+
+    /// Workgroup memory of the kernel, in bytes: each of its arrays takes a multiple of 16.
+    pub fn workgroup_bytes(self, k: &PageLayout) -> u32 {
+        let rows = self.head_tile * self.token_tile;
+        rows * (k.head_dim * 4 + WG_SIZE * (16 + 4) + 8 * 4) + 2 * (rows * 4).next_multiple_of(16)
+    }
+
+    /// Checks a tile that did not come from [`Tiling::new`]; wgpu does not count workgroup memory.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for an empty tile, [`Error::Limit`] for one beyond the workgroup memory that WebGPU guarantees.
+    pub fn check(self, k: &PageLayout) -> Result<()> {
+        for (what, value) in [("head_tile", self.head_tile), ("token_tile", self.token_tile)] {
+            if value == 0 || value > WG_SIZE {
+                return Err(Error::Shape {
+                    what,
+                    value: u64::from(value),
+                    limit: format!("a workgroup takes 1 to {WG_SIZE} query heads and tokens"),
+                    advice: "let Tiling::new choose the tile".to_owned(),
+                });
+            }
+        }
+        let needed = self.workgroup_bytes(k);
+        if needed > WORKGROUP_BYTES {
+            return Err(Error::Limit {
+                what: format!("`{}` (bytes of workgroup memory)", LISTED.name),
+                needed: u64::from(needed),
+                allowed: u64::from(WORKGROUP_BYTES),
+                advice: "let Tiling::new choose the tile".to_owned(),
+            });
+        }
+        Ok(())
+    }
+}
+
+/// An upper bound of one row's workgroup memory.
+const fn row_bytes(head_dim: u32) -> u32 {
+    head_dim * 4 + WG_SIZE * (16 + 4) + 8 * 4 + 2 * 16
 }
 
 /// The buffers of one dispatch.
@@ -118,10 +155,11 @@ impl AttentionSplit {
     /// Builds the kernel for one pair of page geometries.
     ///
     /// # Errors
-    /// [`Error::Shape`] for a head ratio outside 1..=16 or pages of different length, [`Error::Shader`] where the
-    /// driver refuses the kernel.
+    /// [`Error::Shape`] for a head ratio outside 1..=16 or pages of different length, those of [`Tiling::check`], and
+    /// [`Error::Shader`] where the driver refuses the kernel.
     pub fn plan(gpu: &Gpu, k: &PageLayout, v: &PageLayout, q_heads: u32, tiling: Tiling) -> Result<AttentionSplit> {
         let ratio = heads_ratio(q_heads, k.heads)?;
+        tiling.check(k)?;
         if k.tokens != v.tokens || k.heads != v.heads {
             return Err(Error::Shape {
                 what: "V page_tokens",
@@ -180,9 +218,10 @@ mod tests {
                 for prefill in [false, true] {
                     let t = Tiling::new(&k, ratio, prefill);
                     let rows = t.head_tile * t.token_tile;
-                    assert!(rows * (head_dim * 4 + 1024 + 256 + 40) <= WORKGROUP_BYTES && rows <= MAX_ROWS);
+                    assert!(t.workgroup_bytes(&k) <= WORKGROUP_BYTES && rows <= MAX_ROWS);
+                    assert!(t.check(&k).is_ok());
                     assert!(t.head_tile >= 1 && t.head_tile <= ratio);
-                    if ratio <= 7 {
+                    if ratio <= if head_dim == 256 { 6 } else { 7 } {
                         assert_eq!(t.head_tile, ratio, "K and V are read once");
                     }
                 }

@@ -42,19 +42,21 @@ pub const ALL: [Listed; 7] = [
 ];
 
 /// Invocations of a workgroup where a kernel's file says nothing else.
-pub(crate) const WG_SIZE: u32 = 64;
+pub const WG_SIZE: u32 = 64;
 
 /// Workgroups for a number of invocations, folded.
 pub(crate) fn groups_for(kernel: &str, invocations: u64) -> Result<[u32; 3]> {
-    if invocations > u64::from(u32::MAX) {
+    let [x, y] = fold(kernel, invocations.div_ceil(u64::from(WG_SIZE)))?;
+    // Kernels number their invocations in 32 bits, those beyond the end of the work too.
+    let numbered = u64::from(x) * u64::from(y) * u64::from(WG_SIZE);
+    if numbered > 1 << 32 {
         return Err(Error::Limit {
             what: format!("`{kernel}` (invocations)"),
-            needed: invocations,
-            allowed: u64::from(u32::MAX),
+            needed: numbered,
+            allowed: 1 << 32,
             advice: "split the work into several calls".to_owned(),
         });
     }
-    let [x, y] = fold(kernel, invocations.div_ceil(u64::from(WG_SIZE)))?;
     Ok([x, y, 1])
 }
 
@@ -132,4 +134,24 @@ pub fn catalogue(kv_heads: u32, head_dim: u32, ratio: u32, tokens: u32) -> Resul
         add(format!("attention_split {}", page.side), attention_split::composer(&page, &page, ratio, tiling));
     }
     Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn invocation_numbers_fit_32_bits() {
+        assert_eq!(groups_for("k", 0).unwrap(), [0, 0, 1]);
+        assert_eq!(groups_for("k", 65).unwrap(), [2, 1, 1]);
+        for invocations in [1 << 30, (1 << 32) - 70_000] {
+            let [x, y, _] = groups_for("k", invocations).unwrap();
+            let numbered = u64::from(x) * u64::from(y) * u64::from(WG_SIZE);
+            assert!(numbered >= invocations && numbered <= 1 << 32);
+        }
+        // Folded into rows, these would need numbers above 2^32, which wrap to work that is done already.
+        for invocations in [u64::from(u32::MAX), 1 << 33, 1 << 50] {
+            assert!(groups_for("k", invocations).is_err());
+        }
+    }
 }
