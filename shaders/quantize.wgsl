@@ -17,11 +17,11 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> source: array<u32>; // rows [token, head, channel], or pages
+@group(0) @binding(1) var<storage, read> source: array<u32>; // [token, head, channel] new rows, or [page, word] where rows wait
 @group(0) @binding(2) var<storage, read> runs: array<vec4<u32>>; // [run] (page, first slot, slots, first row or source page)
 @group(0) @binding(3) var<storage, read> tensor_scales: array<f32>; // [layer, side]
 @group(0) @binding(4) var<storage, read_write> pages: array<u32>; // [page, word]
-@group(0) @binding(5) var<storage, read_write> status: array<atomic<u32>>; // not finite, saturated
+@group(0) @binding(5) var<storage, read_write> status: array<atomic<u32>>; // [2] (not finite, saturated)
 
 @compute @workgroup_size(WG_SIZE)
 fn quantize(

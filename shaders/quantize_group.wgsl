@@ -13,10 +13,10 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> source: array<u32>; // pages in which the rows wait
+@group(0) @binding(1) var<storage, read> source: array<u32>; // [page, word] where the rows wait
 @group(0) @binding(2) var<storage, read> runs: array<vec4<u32>>; // [run] (page, first slot of the group, -, source page)
 @group(0) @binding(3) var<storage, read_write> pages: array<u32>; // [page, word]
-@group(0) @binding(4) var<storage, read_write> status: array<atomic<u32>>; // not finite, saturated
+@group(0) @binding(4) var<storage, read_write> status: array<atomic<u32>>; // [2] (not finite, saturated)
 
 @compute @workgroup_size(WG_SIZE)
 fn quantize_group(
