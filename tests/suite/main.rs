@@ -1,3 +1,5 @@
 //! All integration tests in one binary.
 
 mod common;
+mod shaders;
+mod structure;
