@@ -1,4 +1,52 @@
-//! Quantised, paged KV caches for transformers on any GPU.
+//! Quantised, paged KV caches for transformers on any GPU: WGSL kernels, a CPU reference that defines every bit, and a
+//! live transformer that shows what each format costs.
+//!
+//! The modules, in the order in which data flows:
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`formats`] | element formats: what one stored number is; the registry |
+//! | [`scales`] | which numbers share a scale, and how it is stored |
+//! | [`spec`] | a side (K or V) = element + scale layout + scale type; a pair = both; names |
+//! | [`pages`] | page geometry in integers |
+//! | [`work`] | work lists that kernels and reference read alike |
+//! | [`shader`] | the composer that joins WGSL parts into a kernel |
+//! | [`gpu`] | adapters, device, pipelines, buffers |
+//! | [`kernels`] | GPU kernels, a file each, paired with `shaders/<name>.wgsl` |
+//! | [`reference`](mod@reference) | the same kernels on the CPU: the shortest correct programs |
+//! | [`cache`] | sequences of pages: plan a step, append, attend, commit |
+//! | [`model`] | the tiny transformer, one forward pass over either backend |
+//! | [`drift`] | what a format costs in logits |
+//! | [`validate`] | every kernel on an adapter against the reference |
+//!
+//! Packing a row and reading it back, on the CPU:
+//!
+//! ```
+//! use kvpack::pages::PageLayout;
+//! use kvpack::reference::{dequantize, quantize};
+//! use kvpack::work::{SlotRun, Status};
+//!
+//! # fn main() -> kvpack::Result<()> {
+//! // One KV head of 8 channels, INT4 with an f16 scale for each token, pages of 8 tokens.
+//! let page = PageLayout::new("int4".parse()?, 1, 8, 8)?;
+//! let row = [7.0_f32, -6.0, 2.0, 3.0, -2.0, 0.4, 0.6, 0.0];
+//!
+//! let mut pool = vec![0; page.words as usize];
+//! let mut status = Status::default();
+//! let run = SlotRun { page: 0, slot: 3, count: 1, source: 0 };
+//! let source = |_: &SlotRun, _, _, channel: u32| row[channel as usize];
+//! quantize(&page, &[run], source, 1.0, &mut pool, &mut status);
+//! // Word 0 of slot 3: the lowest channel in the lowest bits, two's complement.
+//! assert_eq!(pool[3], 0x010e_32a7);
+//! // The scale is f16(7 / 7) = 1.
+//! assert_eq!(page.scale_at(3, 0, 0), Some((page.scale_offset + 1, 16)));
+//!
+//! let mut rows = [0.0; 8];
+//! dequantize(&page, &[run], 1.0, &pool, &mut rows);
+//! assert_eq!(rows, [7.0, -6.0, 2.0, 3.0, -2.0, 0.0, 1.0, 0.0]);
+//! # Ok(())
+//! # }
+//! ```
 #![deny(missing_docs, unsafe_code)]
 
 pub mod cache;

@@ -50,23 +50,23 @@ impl PageLayout {
         let refuse = |what, value: u32, limit: String, advice: &str| {
             Err(Error::Shape { what, value: u64::from(value), limit, advice: advice.to_owned() })
         };
-        if head_dim == 0 || head_dim % 8 != 0 || head_dim > MAX_HEAD_DIM {
+        if head_dim == 0 || !head_dim.is_multiple_of(8) || head_dim > MAX_HEAD_DIM {
             let limit = format!("head_dim is a multiple of 8 from 8 to {MAX_HEAD_DIM}");
             return refuse("head_dim", head_dim, limit, "pad the heads or choose another model shape");
         }
         if heads == 0 || heads > 1024 {
             return refuse("kv_heads", heads, "1 to 1024 KV heads".to_owned(), "check the model's configuration");
         }
-        if tokens == 0 || tokens % 8 != 0 || tokens > 4096 {
+        if tokens == 0 || !tokens.is_multiple_of(8) || tokens > 4096 {
             let limit = "a page holds a multiple of 8 tokens, at most 4096".to_owned();
             return refuse("page_tokens", tokens, limit, "use 64 unless a longer group asks for more");
         }
         let group = side.layout.token_group();
-        if tokens % group != 0 {
+        if !tokens.is_multiple_of(group) {
             let limit = format!("the group G = {group} of `{side}` must divide the page");
             return refuse("page_tokens", tokens, limit, "choose a page that is a multiple of G, or a smaller G");
         }
-        let blocks_fit = heads * head_dim % BLOCK_CHANNELS == 0;
+        let blocks_fit = (heads * head_dim).is_multiple_of(BLOCK_CHANNELS);
         if side.layout == ScaleLayout::PerBlock && !blocks_fit {
             let limit = format!(
                 "`{side}` shares scales over blocks of {BLOCK_CHANNELS} channels, so kv_heads x head_dim must be a \

@@ -63,6 +63,11 @@ fn wrong_arguments_are_usage_errors_that_name_the_value_and_the_choices() {
             &["int4c(7)", "8, 16, 32, 64"],
         ),
         (&["drift", "--pairs", "f16/"], &["f16"]),
+        (&["validate", "--pairs", "q4_0"], &["q4_0", "int4"]),
+        (
+            &["validate", "--kernel", "quantise"],
+            &["quantise", "quantize", "attention_split"],
+        ),
         (&["drift", "--convention", "real"], &["real", "packed, published"]),
         (&["drift", "--mode", "chunks"], &["chunks", "prefill, decode"]),
         (&["drift", "--device", "tpu"], &["tpu", "gpu", "cpu", "auto"]),
@@ -105,7 +110,7 @@ fn an_unknown_adapter_is_a_usage_error_and_a_missing_one_a_failure() {
     } else {
         (2, name)
     };
-    for subcommand in ["drift"] {
+    for subcommand in ["drift", "validate"] {
         fails(&run(&[subcommand, "--adapter", name]), code, &[words]);
     }
     fails(
@@ -113,6 +118,7 @@ fn an_unknown_adapter_is_a_usage_error_and_a_missing_one_a_failure() {
         1,
         &["adapter"],
     );
+    fails(&run_without_gpu(&["validate"]), 1, &["adapter"]);
 }
 
 #[test]
@@ -170,6 +176,11 @@ fn files_that_cannot_be_written_are_refused_before_the_work() {
     assert!(!Path::new(&good).exists());
     assert_eq!(std::fs::read(&a_file).unwrap(), b"old");
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    fails(
+        &run(&["validate", "--json", "/missing/rows.json"]),
+        2,
+        &["/missing"],
+    );
     fails(&run(&["info", "--json", "/missing/rows.json"]), 2, &["/missing"]);
 }
 

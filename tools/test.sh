@@ -36,18 +36,41 @@ kvpack_setup test || finish 0 1 0
 if [ $# = 0 ]; then
     step cargo fmt --check
     step cargo clippy --release --all-targets -- -D warnings
+    step cargo clippy --release --no-default-features --lib -- -D warnings
 fi
 
 log="$(mktemp)" || finish 0 $((broken + 1)) 0
 trap 'rm -f "$log"' EXIT
-printf '\n== cargo test --release --no-fail-fast %s\n' "$*"
-cargo test --release --no-fail-fast "$@" </dev/null 2>&1 | tee "$log"
-status=${PIPESTATUS[0]}
+status=0
+
+# Runs cargo test with the arguments after the first, which says on what; keeps a failing exit code.
+run_tests() {
+    printf '\n== cargo test --release --no-fail-fast %s (%s)\n' "${*:2}" "$1"
+    cargo test --release --no-fail-fast "${@:2}" </dev/null 2>&1 | tee -a "$log"
+    local result=${PIPESTATUS[0]}
+    [ "$result" = 0 ] || status=$result
+}
+
+run_tests "${VK_DRIVER_FILES:-the system driver}" "$@"
+if [ $# = 0 ]; then
+    # The tests whose name contains `portable` again on every other driver at hand.
+    if [ -n "${KVPACK_SWIFTSHADER_ICD:-}" ]; then
+        VK_DRIVER_FILES=$KVPACK_SWIFTSHADER_ICD VK_ICD_FILENAMES=$KVPACK_SWIFTSHADER_ICD \
+            run_tests SwiftShader --test suite portable
+    else
+        printf '\n== not run: the portable tests on SwiftShader, which is not at hand here\n'
+    fi
+    if [[ "${VK_DRIVER_FILES:-}" == */kvpack/mesa-* ]]; then
+        (unset VK_DRIVER_FILES VK_ICD_FILENAMES; status=0; run_tests "the system driver" --test suite portable; exit "$status") ||
+            status=$?
+    fi
+fi
 
 # One `Running` or `Doc-tests` line a binary, one `test result:` line from each that lived to its end.
 read -r passed failed skipped started ended < <(awk '
     { gsub(/\033\[[0-9;]*m/, "") }
     /^ +(Running|Doc-tests) / { started++ }
+    /^kvpack: skipped / { skipped++ }
     /^test result: / {
         ended++
         for (i = 2; i <= NF; i++) {

@@ -21,7 +21,7 @@ pub use plan::{
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::formats::Element;
 use crate::gpu::Gpu;
 use crate::kernels::amax::{self, Amax};
@@ -302,7 +302,7 @@ impl Step<'_> {
     /// Records the append of f32 rows, [token][head][channel], to a layer.
     ///
     /// # Errors
-    /// [`crate::Error::Limit`].
+    /// [`Error::Shape`] for a layer that does not exist or a buffer that is too small; [`Error::Limit`].
     pub fn append(
         &self,
         pass: &mut wgpu::ComputePass<'_>,
@@ -311,6 +311,7 @@ impl Step<'_> {
         v: &wgpu::Buffer,
     ) -> Result<()> {
         let Some(plan) = &self.plan else { return Ok(()) };
+        self.check_rows(layer, [(k, "k bytes", K), (v, "v bytes", V)])?;
         for (s, rows) in [k, v].into_iter().enumerate() {
             self.append_side(plan, pass, layer, s, rows)?;
         }
@@ -365,7 +366,13 @@ impl Step<'_> {
         rows: &wgpu::Buffer,
     ) -> Result<()> {
         let page = self.cache.book.geometry().packed[s];
-        let numbers = plan.tokens * page.heads * page.head_dim;
+        let numbers = u64::from(plan.tokens) * u64::from(page.heads) * u64::from(page.head_dim);
+        let numbers = u32::try_from(numbers).map_err(|_| Error::Limit {
+            what: "numbers of one step on one side".to_owned(),
+            needed: numbers,
+            allowed: u64::from(u32::MAX),
+            advice: "append in smaller chunks".to_owned(),
+        })?;
         let params = amax::Params { numbers, offset: 0, slot: layer * 2 + s as u32 };
         self.cache.amax.encode(&self.cache.gpu, pass, [rows, &self.cache.largest], params)
     }
@@ -383,6 +390,7 @@ impl Step<'_> {
         v: &wgpu::Buffer,
     ) -> Result<()> {
         let Some(plan) = &self.plan else { return Ok(()) };
+        self.check_rows(layer, [(k, "k bytes", K), (v, "v bytes", V)])?;
         self.largest_of(plan, pass, layer, K, k)?;
         self.largest_of(plan, pass, layer, V, v)
     }
@@ -401,6 +409,10 @@ impl Step<'_> {
     ) -> Result<()> {
         let (Some(plan), Some(partials)) = (&self.plan, &self.cache.partials) else { return Ok(()) };
         let cache = &*self.cache;
+        self.check_rows(layer, [])?;
+        let heads = u64::from(plan.tokens) * u64::from(cache.book.spec().q_heads) * 4;
+        check_bytes("q bytes", q, heads * u64::from(cache.book.spec().k_head_dim))?;
+        check_bytes("output bytes", output, heads * u64::from(cache.book.spec().v_head_dim))?;
         let pools = &cache.layers[layer as usize];
         for (kind, items) in &plan.segments {
             let side = |s: usize, waits: bool| match (waits, &pools.waiting[s]) {
@@ -425,6 +437,29 @@ impl Step<'_> {
         cache.merge.encode(&cache.gpu, pass, merge, plan.tokens)
     }
 
+    /// Refuses a layer that the cache lacks and rows that a buffer is too small for.
+    fn check_rows<const N: usize>(
+        &self,
+        layer: u32,
+        rows: [(&wgpu::Buffer, &'static str, usize); N],
+    ) -> Result<()> {
+        let layers = self.cache.book.spec().layers;
+        if layer >= layers {
+            return Err(Error::Shape {
+                what: "layer",
+                value: u64::from(layer),
+                limit: format!("the cache has {layers} layers, counted from 0"),
+                advice: "check the model's configuration".to_owned(),
+            });
+        }
+        for (buffer, what, s) in rows {
+            let page = self.cache.book.geometry().packed[s];
+            let row = u64::from(page.heads) * u64::from(page.head_dim) * 4;
+            check_bytes(what, buffer, u64::from(self.tokens()) * row)?;
+        }
+        Ok(())
+    }
+
     /// The LSE of the layer attended last, [token][query head].
     pub fn lse(&self) -> &wgpu::Buffer {
         &self.lists.lse
@@ -436,6 +471,19 @@ impl Step<'_> {
             self.cache.book.commit(plan);
         }
     }
+}
+
+/// Refuses a buffer that holds less than a step reads or writes.
+fn check_bytes(what: &'static str, buffer: &wgpu::Buffer, needed: u64) -> Result<()> {
+    if buffer.size() >= needed {
+        return Ok(());
+    }
+    Err(Error::Shape {
+        what,
+        value: buffer.size(),
+        limit: format!("the rows of this step take {needed} bytes"),
+        advice: "pass a buffer with a row of f32 for each new token".to_owned(),
+    })
 }
 
 impl Drop for Step<'_> {

@@ -19,8 +19,8 @@ pub const V: usize = 1;
 pub enum TensorScales {
     /// Fixed when the cache is made: [layer][K, V], calibrated or given.
     Given(Vec<[f32; 2]>),
-    /// From the rows of each step, before they are packed: for caches that are filled in one step, since tokens packed
-    /// earlier would be read under the new scale.
+    /// From the rows of each step, before they are packed. A step is refused while the cache holds tokens, since they
+    /// would be read under the new scale.
     FromRows,
 }
 
@@ -288,13 +288,20 @@ impl Book {
         Ok([sequence.sides[K].boundary, sequence.sides[V].boundary])
     }
 
-    /// The pages of a sequence's side: packed ones in order, then those in which tokens wait as (place, page).
+    /// The packed pages of a sequence's side, by their place in the sequence.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`].
-    pub fn pages(&self, id: SequenceId, side: usize) -> Result<(Vec<u32>, Vec<(u32, u32)>)> {
-        let state = &self.sequence(id)?.sides[side];
-        Ok((state.packed.clone(), state.waiting.iter().map(|(&place, &page)| (place, page)).collect()))
+    pub fn packed_pages(&self, id: SequenceId, side: usize) -> Result<&[u32]> {
+        Ok(&self.sequence(id)?.sides[side].packed)
+    }
+
+    /// The pages in which tokens of a sequence's side wait, by their place in the sequence.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`].
+    pub fn waiting_pages(&self, id: SequenceId, side: usize) -> Result<&BTreeMap<u32, u32>> {
+        Ok(&self.sequence(id)?.sides[side].waiting)
     }
 
     /// Pages in use by all sequences.
@@ -317,6 +324,13 @@ impl Book {
             u64::from(used.packed[s]) * self.geometry.packed[s].bytes() + u64::from(used.waiting[s]) * waiting
         };
         (side(K) + side(V)) * u64::from(self.spec.layers)
+    }
+
+    /// Whether a side's per-tensor scale changes with each step.
+    fn scales_from_rows(&self) -> bool {
+        let per_tensor = |side: Side| side.layout == ScaleLayout::PerTensor;
+        self.spec.tensor_scales == TensorScales::FromRows
+            && (per_tensor(self.spec.pair.k) || per_tensor(self.spec.pair.v))
     }
 
     fn sequence(&self, id: SequenceId) -> Result<&Sequence> {
@@ -374,6 +388,12 @@ impl Book {
                 return Err(refuse("the sequence is named twice in one step", "name each sequence once"));
             }
             let mut sequence = self.sequence(id)?.clone();
+            if self.scales_from_rows() && self.sequences.values().any(|held| held.len > 0) {
+                return Err(refuse(
+                    "per-tensor scales come from the rows of one step, and the cache already holds tokens under others",
+                    "free its sequences first, or give calibrated scales",
+                ));
+            }
             let first_row = plan.tokens;
             let len = u64::from(sequence.len) + u64::from(new);
             let tokens = u64::from(plan.tokens) + u64::from(new);

@@ -61,9 +61,11 @@ impl GpuModel {
     /// Appends tokens to a sequence: their logits, [token][vocabulary]. One submission; only the logits come back.
     ///
     /// # Errors
-    /// As [`KvCache::step`]; [`crate::Error::Device`] where the device fails.
+    /// As [`KvCache::step`]; [`crate::Error::Shape`] for ids or positions that the model lacks; [`crate::Error::Device`]
+    /// where the device fails.
     pub fn logits(&mut self, id: SequenceId, ids: &[u32]) -> Result<Vec<f64>> {
         let first_position = self.cache.book().len(id)?;
+        self.config.check(ids, first_position)?;
         let GpuModel { gpu, config, weights, kernels, cache, calibrates } = self;
         let step = cache.step(&[(id, ids.len() as u32)])?;
         let logits = gpu.submit("the forward pass", |encoder| {

@@ -12,7 +12,7 @@ pub use gpu::GpuModel;
 pub use reference::ReferenceModel;
 pub use tiny::{ALPHABET, PROMPTS, encode, tiny};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// The shape of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,6 +35,28 @@ pub struct Config {
 
 /// Epsilon of the layer norms.
 pub const EPSILON: f64 = 1e-5;
+
+impl Config {
+    /// Refuses ids outside the vocabulary and positions beyond the last.
+    ///
+    /// # Errors
+    /// [`Error::Shape`].
+    pub(crate) fn check(&self, ids: &[u32], first_position: u32) -> Result<()> {
+        let refuse = |what, value: u64, limit: String, advice: &str| {
+            Err(Error::Shape { what, value, limit, advice: advice.to_owned() })
+        };
+        if let Some(&id) = ids.iter().find(|&&id| id >= self.vocabulary) {
+            let limit = format!("the vocabulary has {} tokens", self.vocabulary);
+            return refuse("token id", u64::from(id), limit, "encode text with the model's own alphabet");
+        }
+        let end = u64::from(first_position) + ids.len() as u64;
+        if end > u64::from(self.positions) {
+            let limit = format!("the model has {} positions", self.positions);
+            return refuse("sequence length", end, limit, "use a shorter text");
+        }
+        Ok(())
+    }
+}
 
 /// A matrix of weights, row-major.
 #[derive(Debug, Clone)]

@@ -44,7 +44,7 @@ impl ReferenceModel {
     /// Appends tokens to a sequence: their logits, [token][vocabulary].
     ///
     /// # Errors
-    /// As [`crate::cache::Book::plan`].
+    /// As [`crate::cache::Book::plan`]; [`crate::Error::Shape`] for ids or positions that the model lacks.
     pub fn logits(&mut self, id: SequenceId, ids: &[u32]) -> Result<Vec<f64>> {
         self.logits_with(id, ids, &mut |_, _| {})
     }
@@ -53,7 +53,7 @@ impl ReferenceModel {
     /// are rounded to f32 and appended, and may change them: what another device's rounding would do can be tried.
     ///
     /// # Errors
-    /// As [`crate::cache::Book::plan`].
+    /// As [`crate::cache::Book::plan`]; [`crate::Error::Shape`] for ids or positions that the model lacks.
     pub fn logits_with(
         &mut self,
         id: SequenceId,
@@ -61,6 +61,7 @@ impl ReferenceModel {
         rows: &mut dyn FnMut(u32, [&mut [f64]; 2]),
     ) -> Result<Vec<f64>> {
         let first_position = self.cache.book().len(id)?;
+        self.config.check(ids, first_position)?;
         let plan = self.cache.book_mut().plan(&[(id, ids.len() as u32)], 1)?;
         let mut run = Run { config: self.config, cache: &mut self.cache, plan: &plan, rows };
         let logits = forward(&mut run, &self.weights, ids, first_position);

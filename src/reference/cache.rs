@@ -153,7 +153,6 @@ pub(crate) fn live_words(
     pool: impl Fn(bool) -> Vec<u32>,
 ) -> Result<Vec<u32>> {
     let (len, boundary) = (book.len(id)?, book.boundaries(id)?[side]);
-    let (packed, waiting) = book.pages(id, side)?;
     let page = book.geometry().packed[side];
     let slots = |place: u32, from: u32, to: u32| {
         let start = place * page.tokens;
@@ -161,13 +160,13 @@ pub(crate) fn live_words(
     };
     let mut words = Vec::new();
     let pages = pool(false);
-    for (place, id) in (0..).zip(packed) {
+    for (place, &id) in (0..).zip(book.packed_pages(id, side)?) {
         let (first, last) = slots(place, 0, boundary);
         words.extend(page.live_words(&pages[super::page_words(id, &page)], first, last));
     }
     if let Some(page) = book.geometry().waiting[side] {
         let pages = pool(true);
-        for (place, id) in waiting {
+        for (&place, &id) in book.waiting_pages(id, side)? {
             let (first, last) = slots(place, boundary, len);
             words.extend(page.live_words(&pages[super::page_words(id, &page)], first, last));
         }

@@ -63,7 +63,7 @@ pub struct Outputs {
 }
 
 /// How outputs compare with the reference.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Comparison {
     /// Numbers compared.
     pub cases: u64,
@@ -73,6 +73,36 @@ pub struct Comparison {
     pub bound: f64,
     /// Numbers beyond the bound, or not finite.
     pub failures: u64,
+}
+
+impl Default for Comparison {
+    /// Nothing compared.
+    fn default() -> Comparison {
+        Comparison { cases: 0, max_error: 0.0, bound: f64::MIN_POSITIVE, failures: 0 }
+    }
+}
+
+impl Comparison {
+    /// The largest error as a share of its bound.
+    pub fn share(&self) -> f64 {
+        self.max_error / self.bound
+    }
+
+    /// Takes one number in: it fails beyond its bound, and where it is NaN.
+    pub fn judge(&mut self, error: f64, bound: f64) {
+        let bound = bound.max(f64::MIN_POSITIVE);
+        let failures = u64::from(!(error <= bound));
+        self.join(Comparison { cases: 1, max_error: error, bound, failures });
+    }
+
+    /// Takes another comparison in.
+    pub fn join(&mut self, other: Comparison) {
+        self.cases += other.cases;
+        self.failures += other.failures;
+        if !(other.share() <= self.share()) {
+            (self.max_error, self.bound) = (other.max_error, other.bound);
+        }
+    }
 }
 
 impl Fixture {
@@ -249,17 +279,6 @@ impl Fixture {
     pub fn compare(&self, got: &Outputs, reference: &Outputs) -> Comparison {
         let v_dim = self.v.head_dim as usize;
         let mut comparison = Comparison::default();
-        let mut judge = |error: f64, bound: f64| {
-            comparison.cases += 1;
-            // Written so that NaN fails.
-            if !(error <= bound) {
-                comparison.failures += 1;
-            }
-            let worse = error / bound >= comparison.max_error / comparison.bound || comparison.bound == 0.0;
-            if worse || error.is_nan() {
-                (comparison.max_error, comparison.bound) = (error, bound);
-            }
-        };
         for row in 0..got.lse.len() {
             let (plain, max_v) = self.plain_f32(row);
             let wanted = &reference.output[row * v_dim..][..v_dim];
@@ -267,13 +286,13 @@ impl Fixture {
                 wanted.iter().zip(&plain).map(|(a, &b)| (a - f64::from(b)).abs()).fold(0.0, f64::max);
             let bound = 2.0 * plain_error + 4e-6 * max_v;
             for (a, b) in got.output[row * v_dim..].iter().zip(wanted) {
-                judge((a - b).abs(), bound);
+                comparison.judge((a - b).abs(), bound);
             }
             let (a, b) = (got.lse[row], reference.lse[row]);
             if a == b {
-                judge(0.0, 1.0);
+                comparison.judge(0.0, 1.0);
             } else {
-                judge((a - b).abs(), 4e-6 * (1.0 + b.abs()));
+                comparison.judge((a - b).abs(), 4e-6 * (1.0 + b.abs()));
             }
         }
         comparison

@@ -150,11 +150,7 @@ impl Outcome {
                 comparison.failures, comparison.cases, comparison.max_error, comparison.bound
             );
         }
-        let sums = self.sums.get_or_insert(Comparison { bound: 1.0, ..Comparison::default() });
-        sums.failures += comparison.failures;
-        if !(comparison.max_error / comparison.bound <= sums.max_error / sums.bound) {
-            (sums.max_error, sums.bound) = (comparison.max_error, comparison.bound);
-        }
+        self.sums.get_or_insert_default().join(comparison);
     }
 
     fn row(self, kernel: &str, format: &str, started: Instant, gpu: &Gpu) -> ValidateRow {
@@ -163,7 +159,7 @@ impl Outcome {
             format: format.to_owned(),
             cases: self.cases,
             bit_mismatches: self.bit_mismatches,
-            worst_share_of_bound: self.sums.map(|s| s.max_error / s.bound),
+            worst_share_of_bound: self.sums.map(|s| s.share()),
             max_error: self.sums.map(|s| s.max_error),
             bound: self.sums.map(|s| s.bound),
             milliseconds: started.elapsed().as_secs_f64() * 1e3,
@@ -249,7 +245,7 @@ impl Random {
 
     /// A whole number below `end`.
     pub fn below(&mut self, end: u32) -> u32 {
-        ((self.bits() >> 32) * u64::from(end) >> 32) as u32
+        (((self.bits() >> 32) * u64::from(end)) >> 32) as u32
     }
 
     /// Roughly normal: a sum of twelve uniforms less 6.

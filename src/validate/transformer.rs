@@ -117,17 +117,9 @@ pub(super) fn check(gpu: &Gpu, kernel: &str) -> Result<Outcome> {
 }
 
 fn compare(got: &[f64], wanted: &[f64], mut bound: impl FnMut(f64) -> f64) -> Comparison {
-    let mut comparison = Comparison { bound: f64::MIN_POSITIVE, ..Comparison::default() };
+    let mut comparison = Comparison::default();
     for (a, b) in got.iter().zip(wanted) {
-        let (error, bound) = ((a - b).abs(), bound(*b).max(f64::MIN_POSITIVE));
-        comparison.cases += 1;
-        // Written so that NaN fails.
-        if !(error <= bound) {
-            comparison.failures += 1;
-        }
-        if !(error / bound <= comparison.max_error / comparison.bound) {
-            (comparison.max_error, comparison.bound) = (error, bound);
-        }
+        comparison.judge((a - b).abs(), bound(*b));
     }
     if got.len() != wanted.len() {
         comparison.failures += 1;
