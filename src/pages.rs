@@ -94,6 +94,12 @@ impl PageLayout {
         u64::from(self.words) * 4
     }
 
+    /// Where a page's words lie in its pool.
+    pub fn range(&self, page: u32) -> std::ops::Range<usize> {
+        let words = self.words as usize;
+        page as usize * words..(page as usize + 1) * words
+    }
+
     /// Bytes of a page that hold codes, padding inside head words included.
     pub fn code_bytes(&self) -> u64 {
         u64::from(self.heads) * u64::from(self.head_words) * u64::from(self.tokens) * 4

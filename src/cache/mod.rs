@@ -32,7 +32,6 @@ use crate::kernels::quantize_group::QuantizeGroup;
 use crate::kernels::tensor_scale::{self, TensorScale};
 use crate::kernels::RowStrides;
 use crate::pages::{PageLayout, heads_ratio};
-use crate::reference::cache::live_words;
 use crate::scales::ScaleLayout;
 use crate::work::{SlotRun, Status};
 
@@ -264,7 +263,7 @@ impl KvCache {
             }
         };
         let pools = [read(false)?, read(true)?];
-        live_words(&self.book, id, side, |waiting| pools[usize::from(waiting)].clone())
+        self.book.live_words(id, side, |waiting| pools[usize::from(waiting)].clone())
     }
 
     /// A layer's pool of packed pages, or of pages in which tokens wait (where there is one).

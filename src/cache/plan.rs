@@ -326,6 +326,37 @@ impl Book {
         (side(K) + side(V)) * u64::from(self.spec.layers)
     }
 
+    /// The live words of a sequence's side, in order: packed pages up to the boundary, then waiting ones from it on.
+    /// `pool` gives a pool's words, of packed pages or of those in which tokens wait.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`].
+    pub fn live_words(
+        &self,
+        id: SequenceId,
+        side: usize,
+        pool: impl Fn(bool) -> Vec<u32>,
+    ) -> Result<Vec<u32>> {
+        let (len, boundary) = (self.len(id)?, self.boundaries(id)?[side]);
+        let mut words = Vec::new();
+        let mut add = |layout: &PageLayout, pool: &[u32], place: u32, page: u32, from: u32, to: u32| {
+            let start = place * layout.tokens;
+            let slot = |token: u32| token.saturating_sub(start).min(layout.tokens);
+            words.extend(layout.live_words(&pool[layout.range(page)], slot(from), slot(to)));
+        };
+        let packed = pool(false);
+        for (place, &page) in (0..).zip(self.packed_pages(id, side)?) {
+            add(&self.geometry.packed[side], &packed, place, page, 0, boundary);
+        }
+        if let Some(layout) = &self.geometry.waiting[side] {
+            let waiting = pool(true);
+            for (&place, &page) in self.waiting_pages(id, side)? {
+                add(layout, &waiting, place, page, boundary, len);
+            }
+        }
+        Ok(words)
+    }
+
     /// Whether a side's per-tensor scale changes with each step.
     fn scales_from_rows(&self) -> bool {
         let per_tensor = |side: Side| side.layout == ScaleLayout::PerTensor;

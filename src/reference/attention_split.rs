@@ -1,4 +1,3 @@
-use super::page_words;
 use crate::pages::PageLayout;
 use crate::work::{TableEntry, WorkItem};
 
@@ -57,7 +56,7 @@ pub fn attention_split(
                 let mut seen = Vec::new();
                 for i in 0..item.pages {
                     let entry = &table[(item.table + i) as usize];
-                    let k_page = &k_pages[page_words(entry.k_page, &shape.k)];
+                    let k_page = &k_pages[shape.k.range(entry.k_page)];
                     for slot in entry.first..entry.last {
                         if item.position + i * shape.k.tokens + slot > item.query_position + token {
                             continue;
@@ -73,7 +72,7 @@ pub fn attention_split(
                 for (entry, slot, score) in seen {
                     let p = (score - m).exp();
                     partials.l[partial] += p;
-                    let v_page = &v_pages[page_words(entry.v_page, &shape.v)];
+                    let v_page = &v_pages[shape.v.range(entry.v_page)];
                     for c in 0..v_dim {
                         let v = shape.v.number(v_page, slot, head, c, shape.v_tensor_scale);
                         partials.o[partial * v_dim as usize + c as usize] += p * f64::from(v);

@@ -141,35 +141,6 @@ impl ReferenceCache {
     /// # Errors
     /// [`crate::Error::UnknownSequence`].
     pub fn live_words(&self, id: SequenceId, layer: u32, side: usize) -> Result<Vec<u32>> {
-        live_words(&self.book, id, side, |waiting| self.pool(layer, side, waiting).to_vec())
+        self.book.live_words(id, side, |waiting| self.pool(layer, side, waiting).to_vec())
     }
-}
-
-/// The live words of a sequence's side: packed pages up to the boundary, then waiting ones from it on.
-pub(crate) fn live_words(
-    book: &Book,
-    id: SequenceId,
-    side: usize,
-    pool: impl Fn(bool) -> Vec<u32>,
-) -> Result<Vec<u32>> {
-    let (len, boundary) = (book.len(id)?, book.boundaries(id)?[side]);
-    let page = book.geometry().packed[side];
-    let slots = |place: u32, from: u32, to: u32| {
-        let start = place * page.tokens;
-        (from.saturating_sub(start).min(page.tokens), to.saturating_sub(start).min(page.tokens))
-    };
-    let mut words = Vec::new();
-    let pages = pool(false);
-    for (place, &id) in (0..).zip(book.packed_pages(id, side)?) {
-        let (first, last) = slots(place, 0, boundary);
-        words.extend(page.live_words(&pages[super::page_words(id, &page)], first, last));
-    }
-    if let Some(page) = book.geometry().waiting[side] {
-        let pages = pool(true);
-        for (&place, &id) in book.waiting_pages(id, side)? {
-            let (first, last) = slots(place, boundary, len);
-            words.extend(page.live_words(&pages[super::page_words(id, &page)], first, last));
-        }
-    }
-    Ok(words)
 }

@@ -1,4 +1,3 @@
-use super::page_words;
 use crate::pages::PageLayout;
 use crate::work::SlotRun;
 
@@ -6,7 +5,7 @@ use crate::work::SlotRun;
 pub fn dequantize(layout: &PageLayout, runs: &[SlotRun], tensor_scale: f32, pages: &[u32], rows: &mut [f32]) {
     let row_len = (layout.heads * layout.head_dim) as usize;
     for run in runs {
-        let page = &pages[page_words(run.page, layout)];
+        let page = &pages[layout.range(run.page)];
         for i in 0..run.count {
             let row = &mut rows[(run.source + i) as usize * row_len..][..row_len];
             for (c, x) in (0..).zip(row) {

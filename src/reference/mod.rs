@@ -4,7 +4,7 @@
 mod amax;
 mod attention_merge;
 mod attention_split;
-pub(crate) mod cache;
+mod cache;
 mod dequantize;
 mod quantize;
 mod quantize_group;
@@ -20,14 +20,7 @@ pub use quantize_group::quantize_group;
 pub use tensor_scale::tensor_scale;
 
 use crate::formats::{Encoded, flush};
-use crate::pages::PageLayout;
 use crate::work::Status;
-
-/// One page's words in a pool.
-fn page_words(page: u32, layout: &PageLayout) -> std::ops::Range<usize> {
-    let words = layout.words as usize;
-    page as usize * words..(page as usize + 1) * words
-}
 
 /// Writes `bits` bits of `value` at a word and bit, leaving the word's other bits.
 fn put(page: &mut [u32], (word, bit): (u32, u32), bits: u32, value: u32) {

@@ -1,4 +1,4 @@
-use super::{count, finite_magnitude, page_words, put};
+use super::{count, finite_magnitude, put};
 use crate::pages::PageLayout;
 use crate::scales::{BLOCK_CHANNELS, ScaleLayout};
 use crate::work::{SlotRun, Status};
@@ -18,7 +18,7 @@ pub fn quantize(
         _ => layout.head_dim,
     };
     for run in runs {
-        let page = &mut pages[page_words(run.page, layout)];
+        let page = &mut pages[layout.range(run.page)];
         for i in 0..run.count {
             let slot = run.slot + i;
             for unit in 0..layout.heads * layout.head_dim / channels {

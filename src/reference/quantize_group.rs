@@ -1,4 +1,4 @@
-use super::{count, finite_magnitude, page_words, put};
+use super::{count, finite_magnitude, put};
 use crate::pages::PageLayout;
 use crate::work::{SlotRun, Status};
 
@@ -13,7 +13,7 @@ pub fn quantize_group(
 ) {
     let group = layout.side.layout.token_group();
     for run in runs {
-        let page = &mut pages[page_words(run.page, layout)];
+        let page = &mut pages[layout.range(run.page)];
         for head in 0..layout.heads {
             for channel in 0..layout.head_dim {
                 let numbers: Vec<f32> = (0..group).map(|i| source(run, i, head, channel)).collect();

@@ -1,10 +1,11 @@
 //! The device: limits, loss, errors that do not reach the caller's handler.
 
 use kvpack::Error;
-use kvpack::cache::{CacheSpec, KvCache, TensorScales};
+use kvpack::cache::{Book, CacheSpec, KvCache, TensorScales};
 use kvpack::drift::{Convention, Device, DriftOptions, Mode};
 use kvpack::gpu::{Gpu, Selection, adapters};
 use kvpack::spec::Side;
+use kvpack::validate::Random;
 use kvpack::wgpu;
 
 use crate::common;
@@ -119,4 +120,47 @@ fn adapters_are_named_uniquely_and_gpus_come_first() {
     }
     let error = Gpu::open(&Selection { adapter: Some("no such adapter".into()), backend: None }).unwrap_err();
     assert!(error.to_string().contains(&all[0].label), "{error}");
+}
+
+#[test]
+fn dev_12_no_page_beyond_a_pool_is_ever_named() {
+    // Shaders read what the host names: pages come from the books alone, and the books name no page that the pools lack.
+    let spec = CacheSpec { pair: "int4c/int4".parse().unwrap(), pages: 7, window: [8, 0], ..spec(7) };
+    let mut book = Book::new(spec).unwrap();
+    let mut random = Random::new(12);
+    let mut open = Vec::new();
+    let (mut planned, mut full) = (0, 0);
+    for _ in 0..2000 {
+        if open.is_empty() || (open.len() < 4 && random.below(4) == 0) {
+            open.push(book.open());
+        }
+        let id = open[random.below(open.len() as u32) as usize];
+        if random.below(5) == 0 {
+            open.retain(|&other| other != id);
+            book.free(id).unwrap();
+            assert!(matches!(book.plan(&[(id, 1)], 1), Err(Error::UnknownSequence(_))));
+            continue;
+        }
+        match book.plan(&[(id, random.below(90))], 4) {
+            Ok(plan) => {
+                let runs = plan.sides.iter().flat_map(|s| s.direct.iter().chain(&s.wait).chain(&s.pack));
+                assert!(runs.clone().all(|run| run.page < 7 && run.slot + run.count <= 64));
+                assert!(plan.table.iter().all(|e| e.k_page < 7 && e.v_page < 7 && e.first < e.last && e.last <= 64));
+                let items = plan.segments.values().flatten();
+                assert!(items.clone().all(|item| (item.table + item.pages) as usize <= plan.table.len()));
+                book.commit(plan);
+                planned += 1;
+            }
+            Err(Error::CacheFull { missing, .. }) => {
+                assert!(missing > 0);
+                full += 1;
+            }
+            Err(e) => panic!("{e}"),
+        }
+    }
+    assert!(planned > 500 && full > 50, "{planned} steps, {full} times full");
+    // No page was lost on the way: the whole pool serves one sequence.
+    open.into_iter().for_each(|id| book.free(id).unwrap());
+    let id = book.open();
+    book.plan(&[(id, 7 * 64)], 4).unwrap();
 }
