@@ -1,7 +1,11 @@
 //! All integration tests in one binary.
 
+mod attention;
 mod bits;
+mod cache;
 mod common;
+mod device;
+mod drift;
 mod golden;
 mod shaders;
 mod structure;

@@ -1,0 +1,829 @@
+//! The paged cache: the same bytes however rows arrive, on both devices; books that stay right when a step fails.
+
+use kvpack::cache::{CacheSpec, K, KvCache, PagesInUse, SequenceId, TensorScales, V};
+use kvpack::formats::Element;
+use kvpack::gpu::{Gpu, Selection};
+use kvpack::reference::ReferenceCache;
+use kvpack::scales::ScaleType;
+use kvpack::spec::{Pair, Side};
+use kvpack::{Error, Result};
+use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
+
+use crate::common::gpu;
+
+const KV_HEADS: u32 = 2;
+/// 24 channels: 2-bit heads have padding, and blocks of 16 span heads.
+const HEAD_DIMS: [u32; 2] = [24, 8];
+
+fn spec(pair: Pair, window: [u32; 2], pages: u32) -> CacheSpec {
+    CacheSpec {
+        layers: 1,
+        q_heads: 3 * KV_HEADS,
+        kv_heads: KV_HEADS,
+        k_head_dim: HEAD_DIMS[K],
+        v_head_dim: HEAD_DIMS[V],
+        pair,
+        page_tokens: pair.default_page_tokens(),
+        window,
+        waiting: Side::F16,
+        pages,
+        tensor_scales: TensorScales::Given(vec![[0.01, 0.02]]),
+    }
+}
+
+fn row_numbers(side: usize) -> usize {
+    (KV_HEADS * HEAD_DIMS[side]) as usize
+}
+
+/// A number that depends on its place alone (SplitMix64).
+fn hash(seed: u64, place: u64) -> u64 {
+    let mut z = seed.wrapping_add(place.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// A number in [-1, 1).
+fn unit(seed: u64, place: u64) -> f32 {
+    (hash(seed, place) >> 40) as f32 / 8_388_608.0 - 1.0
+}
+
+/// What the rows of a sequence are like.
+#[derive(Debug, Clone, Copy)]
+enum Rows {
+    /// Around 1.
+    Plain,
+    /// Magnitudes from 2^-12 to 2^11, and every seventh row or so zero, subnormal, constant, huge, or with NaN or Inf.
+    Wild,
+}
+
+/// The row of one token, [head][channel].
+fn row(rows: Rows, seed: u64, side: usize, token: u32) -> Vec<f32> {
+    let seed = hash(seed, u64::from(token) * 2 + side as u64);
+    let numbers = 0..row_numbers(side) as u64;
+    let Rows::Wild = rows else {
+        return numbers.map(|c| 2.0 * unit(seed, c)).collect();
+    };
+    let scale = ((hash(seed, 1000) % 24) as f32 - 12.0).exp2();
+    let mut row: Vec<f32> = numbers.map(|c| scale * unit(seed, c)).collect();
+    let at = (hash(seed, 1001) % row.len() as u64) as usize;
+    match hash(seed, 1002) % 50 {
+        0 => row.fill(0.0),
+        1 => row.iter_mut().for_each(|x| *x *= 1e-40),
+        2 => row.fill(-0.375),
+        3 => row[at] = 3e38,
+        4 => row[at] = f32::NAN,
+        5 => row[at] = f32::INFINITY,
+        6 => {
+            row[at] = f32::NEG_INFINITY;
+            row[0] = f32::NAN;
+        }
+        7 => row.iter_mut().for_each(|x| *x *= 1e-7),
+        _ => {}
+    }
+    row
+}
+
+/// Rows of one side for the tokens of a step: the new tokens of each sequence, in order.
+fn step_rows(rows: Rows, side: usize, parts: &[(u64, std::ops::Range<u32>)]) -> Vec<f32> {
+    parts
+        .iter()
+        .flat_map(|(seed, tokens)| tokens.clone().flat_map(|t| row(rows, *seed, side, t)))
+        .collect()
+}
+
+/// The two caches, driven alike.
+trait Cache {
+    fn open(&mut self) -> SequenceId;
+    fn len(&self, id: SequenceId) -> u32;
+    /// Plans a step, appends to every layer, commits.
+    fn append(&mut self, requests: &[(SequenceId, u32)], k: &[f32], v: &[f32]) -> Result<()>;
+
+    /// Appends the next tokens of some sequences whose rows come from a seed.
+    fn grow(&mut self, rows: Rows, parts: &[(SequenceId, u64, u32)]) {
+        let requests: Vec<_> = parts.iter().map(|&(id, _, new)| (id, new)).collect();
+        let ranges: Vec<_> = parts
+            .iter()
+            .map(|&(id, seed, new)| (seed, self.len(id)..self.len(id) + new))
+            .collect();
+        let [k, v] = [K, V].map(|side| step_rows(rows, side, &ranges));
+        self.append(&requests, &k, &v).unwrap();
+    }
+}
+
+impl Cache for ReferenceCache {
+    fn open(&mut self) -> SequenceId {
+        self.book_mut().open()
+    }
+
+    fn len(&self, id: SequenceId) -> u32 {
+        self.book().len(id).unwrap()
+    }
+
+    fn append(&mut self, requests: &[(SequenceId, u32)], k: &[f32], v: &[f32]) -> Result<()> {
+        let plan = self.book_mut().plan(requests, 1)?;
+        for layer in 0..self.book().spec().layers {
+            ReferenceCache::append(self, &plan, layer, k, v);
+        }
+        self.book_mut().commit(plan);
+        Ok(())
+    }
+}
+
+struct OnGpu<'a> {
+    gpu: &'a Gpu,
+    cache: KvCache,
+}
+
+impl OnGpu<'_> {
+    fn new(gpu: &Gpu, spec: CacheSpec) -> OnGpu<'_> {
+        OnGpu {
+            gpu,
+            cache: KvCache::new(gpu, spec).unwrap(),
+        }
+    }
+}
+
+impl Cache for OnGpu<'_> {
+    fn open(&mut self) -> SequenceId {
+        self.cache.open()
+    }
+
+    fn len(&self, id: SequenceId) -> u32 {
+        self.cache.book().len(id).unwrap()
+    }
+
+    fn append(&mut self, requests: &[(SequenceId, u32)], k: &[f32], v: &[f32]) -> Result<()> {
+        let (k, v) = (self.gpu.upload("k", k)?, self.gpu.upload("v", v)?);
+        let layers = self.cache.book().spec().layers;
+        let step = self.cache.step(requests)?;
+        self.gpu.submit("append", |encoder| {
+            let mut pass = encoder.begin_compute_pass(&Default::default());
+            (0..layers).try_for_each(|layer| step.append(&mut pass, layer, &k, &v))
+        })?;
+        step.commit();
+        Ok(())
+    }
+}
+
+#[test]
+fn chunks_do_not_change_the_bytes_on_the_reference() {
+    let mut cases = 0;
+    for side in Side::all() {
+        let windows = || prop_oneof![Just(0_u32), Just(8), Just(5)];
+        let strategy = (
+            [windows(), windows()],
+            1_u32..300,
+            proptest::collection::vec(1_u32..80, 0..12),
+            proptest::bool::weighted(0.2),
+            any::<u64>(),
+        );
+        let config = ProptestConfig {
+            cases: 24,
+            failure_persistence: None,
+            ..ProptestConfig::default()
+        };
+        let seed = proptest::test_runner::RngSeed::Fixed(7);
+        let mut runner = TestRunner::new(ProptestConfig {
+            rng_seed: seed,
+            ..config
+        });
+        let run = |(window, len, cuts, one_by_one, seed): ([u32; 2], u32, Vec<u32>, bool, u64)| {
+            cases += 1;
+            // Two sequences in one cache: the second grows in the same steps and must change nothing.
+            let spec = spec(Pair::same(side), window, 8);
+            let mut chunked = ReferenceCache::new(spec.clone()).unwrap();
+            let (a, b) = (Cache::open(&mut chunked), Cache::open(&mut chunked));
+            let mut cuts = if one_by_one { vec![1; len as usize] } else { cuts }.into_iter();
+            while chunked.len(a) < len {
+                let left = len - chunked.len(a);
+                let new = cuts.next().unwrap_or(left).min(left);
+                let other = new.div_ceil(2);
+                chunked.grow(Rows::Wild, &[(b, seed ^ 1, other), (a, seed, new)]);
+            }
+            let mut counts = kvpack::work::Status::default();
+            for (id, seed, len) in [(a, seed, len), (b, seed ^ 1, chunked.len(b))] {
+                let mut once = ReferenceCache::new(spec.clone()).unwrap();
+                let other = Cache::open(&mut once);
+                once.grow(Rows::Wild, &[(other, seed, len)]);
+                for s in [K, V] {
+                    let [one, many] = [(&once, other), (&chunked, id)].map(|(cache, id)| {
+                        (
+                            cache.book().boundaries(id).unwrap(),
+                            cache.live_words(id, 0, s).unwrap(),
+                        )
+                    });
+                    prop_assert_eq!(one.0, many.0);
+                    prop_assert!(one.1 == many.1, "{side}, {window:?}, {len} tokens, side {s}");
+                }
+                counts.non_finite += once.status().non_finite;
+                counts.saturated += once.status().saturated;
+            }
+            prop_assert_eq!(counts, chunked.status());
+            Ok(())
+        };
+        // The closure counts, and TestRunner asks for Fn.
+        let run = std::cell::RefCell::new(run);
+        runner.run(&strategy, |case| (run.borrow_mut())(case)).unwrap();
+    }
+    assert!(cases >= 500, "{cases}");
+}
+
+/// Steps of two sequences: their new tokens.
+const CHUNKINGS: [&[[u32; 2]]; 3] = [
+    &[[200, 70]],
+    &[[1, 0], [2, 3], [61, 1], [1, 1], [64, 60], [7, 1], [64, 4]],
+    &[[130, 33], [5, 5], [1, 31], [1, 0], [31, 1], [32, 0]],
+];
+
+#[test]
+fn gpu_pages_are_those_of_the_reference_for_every_side_window_and_chunking() {
+    let Some(gpu) = gpu("gpu_pages_are_those_of_the_reference_for_every_side_window_and_chunking") else {
+        return;
+    };
+    for side in Side::all() {
+        for window in [[0, 8], [5, 0]] {
+            let mut all = Vec::new();
+            for chunking in CHUNKINGS {
+                let what = format!("{side}, windows {window:?}, {chunking:?}");
+                let spec = spec(Pair::same(side), window, 8);
+                let mut reference = ReferenceCache::new(spec.clone()).unwrap();
+                let mut gpu = OnGpu::new(gpu, spec);
+                let ids = [Cache::open(&mut reference), Cache::open(&mut reference)];
+                assert_eq!(ids, [gpu.open(), gpu.open()]);
+                for new in chunking {
+                    let parts = [(ids[0], 1, new[0]), (ids[1], 2, new[1])];
+                    reference.grow(Rows::Wild, &parts);
+                    gpu.grow(Rows::Wild, &parts);
+                }
+                assert_eq!([reference.len(ids[0]), reference.len(ids[1])], [200, 70]);
+                let status = gpu.cache.status().unwrap();
+                assert_eq!(status, reference.status(), "{what}");
+                // f32 keeps what it is given.
+                assert!(
+                    side == Side::F32 || (status.non_finite > 0 && status.saturated > 0),
+                    "{what}: {status:?}"
+                );
+                let mut bytes = Vec::new();
+                for id in ids {
+                    for s in [K, V] {
+                        let (ours, theirs) = (
+                            gpu.cache.live_words(id, 0, s).unwrap(),
+                            reference.live_words(id, 0, s).unwrap(),
+                        );
+                        assert!(ours == theirs, "{what}: pages of {} differ", ["K", "V"][s]);
+                        bytes.push(ours);
+                    }
+                }
+                all.push(bytes);
+            }
+            assert!(
+                all.iter().all(|bytes| *bytes == all[0]),
+                "{side}: the bytes depend on the chunks"
+            );
+        }
+    }
+}
+
+#[test]
+fn attention_crosses_the_boundary_between_packed_and_waiting_tokens() {
+    let Some(gpu) = gpu("attention_crosses_the_boundary_between_packed_and_waiting_tokens") else {
+        return;
+    };
+    for window in [0, 8] {
+        let pair: Pair = "int4c(16)/int8".parse().unwrap();
+        let spec = CacheSpec {
+            page_tokens: 32,
+            ..spec(pair, [window; 2], 12)
+        };
+        let (q_row, o_row) = (
+            (spec.q_heads * HEAD_DIMS[K]) as usize,
+            (spec.q_heads * HEAD_DIMS[V]) as usize,
+        );
+        let mut reference = ReferenceCache::new(spec.clone()).unwrap();
+        let mut cache = KvCache::new(gpu, spec.clone()).unwrap();
+        let ids = [(); 3].map(|()| Cache::open(&mut reference));
+        assert_eq!(ids, [(); 3].map(|()| cache.open()));
+        // Prefill, decode, decode of some, and both in one step.
+        let mut steps = vec![[70, 33, 1], [1, 1, 1], [1, 0, 1], [5, 1, 40]];
+        steps.extend([[1; 3]; 18]);
+        steps.push([30, 2, 7]);
+        for (number, new) in steps.iter().enumerate() {
+            let requests: Vec<_> = ids.into_iter().zip(*new).collect();
+            let ranges: Vec<_> = (1..)
+                .zip(&requests)
+                .map(|(seed, &(id, new))| (seed, reference.len(id)..reference.len(id) + new))
+                .collect();
+            let [k, v] = [K, V].map(|side| step_rows(Rows::Plain, side, &ranges));
+            let tokens = new.iter().sum::<u32>() as usize;
+            let q: Vec<f32> = (0..(tokens * q_row) as u64)
+                .map(|i| 3.0 * unit(number as u64, i))
+                .collect();
+
+            let buffers = [&k, &v, &q].map(|rows| gpu.upload("rows", rows).unwrap());
+            let output = gpu.zeros("output", (tokens * o_row * 4) as u64).unwrap();
+            let step = cache.step(&requests).unwrap();
+            gpu.submit("attention", |encoder| {
+                let mut pass = encoder.begin_compute_pass(&Default::default());
+                step.append(&mut pass, 0, &buffers[0], &buffers[1])?;
+                step.attend(&mut pass, 0, &buffers[2], &output)
+            })
+            .unwrap();
+            let lse: Vec<f32> = gpu
+                .read("lse", step.lse(), tokens * spec.q_heads as usize)
+                .unwrap();
+            step.commit();
+            let output: Vec<f32> = gpu.read("output", &output, tokens * o_row).unwrap();
+
+            let plan = reference.book_mut().plan(&requests, 1).unwrap();
+            ReferenceCache::append(&mut reference, &plan, 0, &k, &v);
+            let q: Vec<f64> = q.into_iter().map(f64::from).collect();
+            let (expected, expected_lse) =
+                reference.attend(&plan, 0, &q, 1.0 / f64::from(HEAD_DIMS[K]).sqrt());
+            let waits = (
+                plan.segments.keys().any(|kind| kind.k_waits),
+                plan.segments.keys().any(|kind| kind.v_waits),
+            );
+            reference.book_mut().commit(plan);
+            if window > 0 {
+                assert_eq!(waits, (true, true));
+            }
+            // max |V| is below 2; scores up to 60 in f32 and exp of a software driver make 1e-5 of it.
+            for (i, (&x, &y)) in output.iter().zip(&expected).enumerate() {
+                let off = (f64::from(x) - y).abs();
+                assert!(
+                    off <= 1e-5 * 2.0,
+                    "window {window}, step {number}, output {i}: {x} for {y}"
+                );
+            }
+            for (i, (&x, &y)) in lse.iter().zip(&expected_lse).enumerate() {
+                let off = (f64::from(x) - y).abs();
+                assert!(
+                    off <= 1e-5 * y.abs().max(1.0),
+                    "window {window}, step {number}, LSE {i}: {x} for {y}"
+                );
+            }
+        }
+        for (id, s) in ids.into_iter().flat_map(|id| [(id, K), (id, V)]) {
+            assert_eq!(
+                cache.live_words(id, 0, s).unwrap(),
+                reference.live_words(id, 0, s).unwrap()
+            );
+        }
+    }
+}
+
+/// What the books say of some sequences.
+fn books(cache: &ReferenceCache, ids: &[SequenceId]) -> impl PartialEq + std::fmt::Debug + use<> {
+    let book = cache.book();
+    let one = |&id: &SequenceId| {
+        let pages = [K, V].map(|side| {
+            (
+                book.packed_pages(id, side).unwrap().to_vec(),
+                book.waiting_pages(id, side).unwrap().clone(),
+            )
+        });
+        (book.len(id).unwrap(), book.boundaries(id).unwrap(), pages)
+    };
+    (
+        book.pages_in_use(),
+        book.bytes_in_use(),
+        ids.iter().map(one).collect::<Vec<_>>(),
+    )
+}
+
+#[test]
+fn a_full_cache_says_what_is_missing_and_changes_nothing() {
+    for (pair, window, pool) in [
+        ("int4", 0, "packed K"),
+        ("int4c/int4", 0, "packed V"),
+        ("f16/int4", 100, "packed K"),
+        ("int4c/f16", 100, "waiting K"),
+    ] {
+        let mut cache = ReferenceCache::new(spec(pair.parse().unwrap(), [window; 2], 3)).unwrap();
+        let (a, b) = (Cache::open(&mut cache), Cache::open(&mut cache));
+        cache.grow(Rows::Plain, &[(a, 1, 70)]);
+        let before = books(&cache, &[a, b]);
+        let words = [K, V].map(|s| cache.live_words(a, 0, s).unwrap());
+        // Sequence a has room for 58 tokens more; b then needs two pages and one is free.
+        let error = cache.book_mut().plan(&[(a, 58), (b, 65)], 1).unwrap_err();
+        let said = error.to_string();
+        assert!(
+            matches!(
+                error,
+                Error::CacheFull {
+                    missing: 1,
+                    free: 1,
+                    ..
+                }
+            ),
+            "{pair}: {said}"
+        );
+        assert!(
+            said.contains(&format!("1 more {pool} pages are needed and 1 are free")),
+            "{pair}: {said}"
+        );
+        assert_eq!(books(&cache, &[a, b]), before, "{pair}");
+        assert_eq!(
+            [K, V].map(|s| cache.live_words(a, 0, s).unwrap()),
+            words,
+            "{pair}"
+        );
+        // A smaller step works, and gives the bytes it always gives.
+        cache.grow(Rows::Plain, &[(a, 1, 58), (b, 2, 60)]);
+        let mut other = ReferenceCache::new(spec(pair.parse().unwrap(), [window; 2], 3)).unwrap();
+        let id = Cache::open(&mut other);
+        other.grow(Rows::Plain, &[(id, 1, 128)]);
+        for s in [K, V] {
+            assert_eq!(
+                cache.live_words(a, 0, s).unwrap(),
+                other.live_words(id, 0, s).unwrap(),
+                "{pair}"
+            );
+        }
+    }
+}
+
+#[test]
+fn sequences_that_do_not_exist_or_come_twice_are_refused() {
+    let mut cache = ReferenceCache::new(spec("int8".parse().unwrap(), [0; 2], 4)).unwrap();
+    let (a, b) = (Cache::open(&mut cache), Cache::open(&mut cache));
+    cache.grow(Rows::Plain, &[(a, 1, 10), (b, 2, 20)]);
+    cache.book_mut().free(b).unwrap();
+    let before = books(&cache, &[a]);
+    for requests in [&[(b, 1)][..], &[(a, 1), (b, 1)]] {
+        let error = cache.book_mut().plan(requests, 1).unwrap_err();
+        assert!(matches!(error, Error::UnknownSequence(_)), "{error}");
+    }
+    assert!(matches!(cache.book_mut().free(b), Err(Error::UnknownSequence(_))));
+    assert!(matches!(cache.book().len(b), Err(Error::UnknownSequence(_))));
+    assert!(matches!(
+        cache.live_words(b, 0, K),
+        Err(Error::UnknownSequence(_))
+    ));
+    let error = cache.book_mut().plan(&[(a, 60), (a, 1)], 1).unwrap_err();
+    assert!(
+        matches!(error, Error::Usage { .. }) && error.to_string().contains("twice"),
+        "{error}"
+    );
+    let error = cache.book_mut().plan(&[(a, u32::MAX)], 1).unwrap_err();
+    assert!(
+        matches!(error, Error::Usage { .. }) && error.to_string().contains("2^31"),
+        "{error}"
+    );
+    assert_eq!(books(&cache, &[a]), before);
+    // An id is not used again.
+    assert_ne!(Cache::open(&mut cache), b);
+}
+
+#[test]
+fn a_dropped_step_is_taken_back() {
+    let Some(gpu) = gpu("a_dropped_step_is_taken_back") else {
+        return;
+    };
+    for (pair, window) in [("int4c(8)/int2", 0), ("int8", 5)] {
+        let spec = spec(pair.parse().unwrap(), [window; 2], 3);
+        let mut reference = ReferenceCache::new(spec.clone()).unwrap();
+        let id = Cache::open(&mut reference);
+        let mut gpu = OnGpu::new(gpu, spec);
+        assert_eq!(id, gpu.open());
+        reference.grow(Rows::Plain, &[(id, 1, 50)]);
+        gpu.grow(Rows::Plain, &[(id, 1, 50)]);
+        let before = gpu.cache.book().pages_in_use();
+        // The rows even reach the pages before the step is dropped.
+        let [k, v] = [K, V].map(|side| step_rows(Rows::Plain, side, &[(99, 0..100)]));
+        let (k, v) = (gpu.gpu.upload("k", &k).unwrap(), gpu.gpu.upload("v", &v).unwrap());
+        let step = gpu.cache.step(&[(id, 100)]).unwrap();
+        gpu.gpu
+            .submit("append", |encoder| {
+                let mut pass = encoder.begin_compute_pass(&Default::default());
+                step.append(&mut pass, 0, &k, &v)
+            })
+            .unwrap();
+        drop(step);
+        assert_eq!(
+            (gpu.len(id), gpu.cache.book().pages_in_use()),
+            (50, before),
+            "{pair}"
+        );
+        for new in [0, 3, 60] {
+            reference.grow(Rows::Plain, &[(id, 1, new)]);
+            gpu.grow(Rows::Plain, &[(id, 1, new)]);
+            for s in [K, V] {
+                let (ours, theirs) = (
+                    gpu.cache.live_words(id, 0, s).unwrap(),
+                    reference.live_words(id, 0, s).unwrap(),
+                );
+                assert!(ours == theirs, "{pair}, {} tokens, side {s}", gpu.len(id));
+            }
+        }
+        assert_eq!(gpu.cache.status().unwrap(), reference.status(), "{pair}");
+    }
+}
+
+#[test]
+fn str_09_a_page_used_again_keeps_nothing_of_its_last_sequence() {
+    let Some(gpu) = gpu("str_09_a_page_used_again_keeps_nothing_of_its_last_sequence") else {
+        return;
+    };
+    let constant = |value: f32, tokens: usize| [K, V].map(|s| vec![value; tokens * row_numbers(s)]);
+    let spec = spec("int8".parse().unwrap(), [0; 2], 1);
+    let mut gpu = OnGpu::new(gpu, spec.clone());
+    let mut reference = ReferenceCache::new(spec).unwrap();
+    let scale = |cache: &dyn Fn(usize) -> Vec<u32>, page: kvpack::pages::PageLayout, s: usize| {
+        let (word, bit) = page.scale_at(0, 0, 0).unwrap();
+        (cache(s)[word as usize] >> bit) & 0xffff
+    };
+    for (value, tokens) in [(1000.0_f32, 64), (0.01, 2)] {
+        let [k, v] = constant(value, tokens);
+        let (a, b) = (gpu.open(), Cache::open(&mut reference));
+        gpu.append(&[(a, tokens as u32)], &k, &v).unwrap();
+        Cache::append(&mut reference, &[(b, tokens as u32)], &k, &v).unwrap();
+        let expected = ScaleType::F16.from_amax(value, 127.0).bits;
+        for s in [K, V] {
+            let page = reference.book().geometry().packed[s];
+            assert_eq!(
+                scale(&|s| gpu.cache.live_words(a, 0, s).unwrap(), page, s),
+                expected
+            );
+            assert_eq!(
+                scale(&|s| reference.live_words(b, 0, s).unwrap(), page, s),
+                expected
+            );
+        }
+        gpu.cache.free(a).unwrap();
+        reference.book_mut().free(b).unwrap();
+        assert_eq!(gpu.cache.book().pages_in_use(), PagesInUse::default());
+    }
+    // 0.01 / 127 = 7.87e-5 = 1321.06 x 2^-24.
+    assert_eq!(ScaleType::F16.from_amax(0.01, 127.0).bits, 0x0400 + 1321 - 1024);
+    // Freed pages come back, again and again: the pool has one.
+    for _ in 0..50 {
+        let id = Cache::open(&mut reference);
+        reference.grow(Rows::Plain, &[(id, 1, 64)]);
+        assert!(matches!(
+            reference.book_mut().plan(&[(id, 1)], 1),
+            Err(Error::CacheFull { .. })
+        ));
+        reference.book_mut().free(id).unwrap();
+    }
+}
+
+#[test]
+fn str_09_a_given_scale_clips_later_rows_and_counts_them() {
+    let Some(gpu) = gpu("str_09_a_given_scale_clips_later_rows_and_counts_them") else {
+        return;
+    };
+    let scale = 1.0_f32 / 448.0;
+    let tensor_scales = TensorScales::Given(vec![[scale; 2]]);
+    let spec = CacheSpec {
+        tensor_scales,
+        ..spec("fp8".parse().unwrap(), [0; 2], 1)
+    };
+    let mut gpu = OnGpu::new(gpu, spec.clone());
+    let mut reference = ReferenceCache::new(spec).unwrap();
+    let id = gpu.open();
+    assert_eq!(id, Cache::open(&mut reference));
+    for (value, tokens) in [(1.0_f32, 13_u32), (1000.0, 1)] {
+        let [k, v] = [K, V].map(|s| vec![value; tokens as usize * row_numbers(s)]);
+        gpu.append(&[(id, tokens)], &k, &v).unwrap();
+        Cache::append(&mut reference, &[(id, tokens)], &k, &v).unwrap();
+    }
+    let clipped = (row_numbers(K) + row_numbers(V)) as u32;
+    let status = gpu.cache.status().unwrap();
+    assert_eq!((status.non_finite, status.saturated), (0, clipped));
+    assert_eq!(status, reference.status());
+    for s in [K, V] {
+        let words = gpu.cache.live_words(id, 0, s).unwrap();
+        assert_eq!(words, reference.live_words(id, 0, s).unwrap());
+        let page = reference.book().geometry().packed[s];
+        for slot in [0, 12, 13] {
+            assert_eq!(
+                page.number(&words, slot, 1, 3, scale),
+                448.0 * scale,
+                "slot {slot}"
+            );
+        }
+    }
+}
+
+#[test]
+fn pages_of_waiting_tokens_come_back_when_their_groups_close() {
+    // Three waiting pages serve a sequence of any length that grows in small steps.
+    let mut cache = ReferenceCache::new(CacheSpec {
+        pages: 40,
+        ..spec("int4c/int4c".parse().unwrap(), [5; 2], 40)
+    })
+    .unwrap();
+    let id = Cache::open(&mut cache);
+    let mut most = 0;
+    while cache.len(id) < 2000 {
+        cache.grow(Rows::Plain, &[(id, 1, 7)]);
+        most = most.max(cache.book().pages_in_use().waiting[K]);
+        assert_eq!(
+            cache.book().pages_in_use().packed[K],
+            (cache.book().boundaries(id).unwrap()[K]).div_ceil(64)
+        );
+    }
+    assert!(most <= 2, "{most}");
+}
+
+#[test]
+fn specs_that_do_not_fit_are_refused_by_name() {
+    let good = spec("int8".parse().unwrap(), [0; 2], 4);
+    let cases = [
+        (
+            CacheSpec {
+                layers: 0,
+                ..good.clone()
+            },
+            "layers = 0",
+        ),
+        (
+            CacheSpec {
+                layers: 1025,
+                ..good.clone()
+            },
+            "layers = 1025",
+        ),
+        (
+            CacheSpec {
+                pages: 0,
+                ..good.clone()
+            },
+            "pages = 0",
+        ),
+        (
+            CacheSpec {
+                q_heads: 0,
+                ..good.clone()
+            },
+            "q_heads = 0",
+        ),
+        (
+            CacheSpec {
+                q_heads: 17 * KV_HEADS,
+                ..good.clone()
+            },
+            "q_heads = 34",
+        ),
+        (
+            CacheSpec {
+                q_heads: 5,
+                ..good.clone()
+            },
+            "q_heads = 5",
+        ),
+        (
+            CacheSpec {
+                kv_heads: 0,
+                q_heads: 4,
+                ..good.clone()
+            },
+            "kv_heads = 0",
+        ),
+        (
+            CacheSpec {
+                k_head_dim: 12,
+                ..good.clone()
+            },
+            "head_dim = 12",
+        ),
+        (
+            CacheSpec {
+                v_head_dim: 264,
+                ..good.clone()
+            },
+            "head_dim = 264",
+        ),
+        (
+            CacheSpec {
+                page_tokens: 0,
+                ..good.clone()
+            },
+            "page_tokens = 0",
+        ),
+        (
+            CacheSpec {
+                page_tokens: 32,
+                pair: "int4c(64)/int4".parse().unwrap(),
+                ..good.clone()
+            },
+            "G = 64",
+        ),
+        (
+            CacheSpec {
+                waiting: Side {
+                    element: Element::Int8,
+                    ..Side::F16
+                },
+                ..good.clone()
+            },
+            "wait as f16",
+        ),
+    ];
+    for (spec, part) in cases {
+        let error = ReferenceCache::new(spec).unwrap_err();
+        assert!(
+            matches!(error, Error::Shape { .. }) && error.to_string().contains(part),
+            "{part}: {error}"
+        );
+    }
+}
+
+#[test]
+fn scl_15_tensor_scales_out_of_range_are_refused_by_layer_and_side() {
+    let given = |pair: &str, scales: Vec<[f32; 2]>| {
+        let good = spec(pair.parse().unwrap(), [0; 2], 1);
+        CacheSpec {
+            layers: 2,
+            tensor_scales: TensorScales::Given(scales),
+            ..good
+        }
+        .geometry()
+        .map(|_| ())
+    };
+    // What is in range as f64 is not always so as the f32 that a cache holds.
+    let [underflow, overflow] = ["1e-50", "1e300"].map(|text| text.parse::<f32>().unwrap());
+    for bad in [
+        underflow,
+        overflow,
+        0.0,
+        -1.0,
+        f32::NAN,
+        f32::NEG_INFINITY,
+        1e-28,
+        4e35,
+    ] {
+        for (layer, side) in [(0, K), (0, V), (1, K), (1, V)] {
+            let mut scales = vec![[0.01; 2]; 2];
+            scales[layer][side] = bad;
+            let error = given("fp8", scales.clone()).unwrap_err();
+            let place = format!("layer {layer}, {}", ["K", "V"][side]);
+            let said = error.to_string();
+            assert!(matches!(error, Error::TensorScale { .. }), "{bad}: {said}");
+            assert!(said.contains(&place) && said.contains("2^-90"), "{bad}: {said}");
+            // A side without per-tensor scales does not look at its place.
+            let other = if side == K { "int8/fp8" } else { "fp8/int8" };
+            assert!(given(other, scales).is_ok(), "{other}");
+        }
+    }
+    for wrong in [0, 1, 3] {
+        let error = given("fp8", vec![[0.01; 2]; wrong]).unwrap_err();
+        let said = error.to_string();
+        assert!(
+            matches!(error, Error::Shape { .. }) && said.contains("each of the 2 layers"),
+            "{wrong}: {said}"
+        );
+    }
+    assert!(given("int8", Vec::new()).is_ok(), "nobody reads them");
+    for good in [2.0_f32.powi(-90), 2.0_f32.powi(118), 1.0] {
+        assert!(given("fp8", vec![[good; 2]; 2]).is_ok(), "{good}");
+    }
+}
+
+#[test]
+fn lng_09_decoding_allocates_nothing_that_stays() {
+    if gpu("lng_09_decoding_allocates_nothing_that_stays").is_none() {
+        return;
+    }
+    // A device of its own: what other tests allocate must not count.
+    let gpu = &Gpu::open(&Selection::default()).unwrap();
+    let mut cache = KvCache::new(gpu, spec("int8".parse().unwrap(), [0; 2], 4)).unwrap();
+    let id = cache.open();
+    let pools = cache.allocated_bytes();
+    let (mut reserved, mut most) = (None, 0);
+    let rows = [row_numbers(K), row_numbers(V), 6 * HEAD_DIMS[K] as usize];
+    let rows = rows.map(|numbers| gpu.upload("rows", &vec![0.5_f32; numbers]).unwrap());
+    let output = gpu.zeros("output", u64::from(6 * HEAD_DIMS[V]) * 4).unwrap();
+    for step in 0..200 {
+        let planned = cache.step(&[(id, 1)]).unwrap();
+        gpu.submit("decode", |encoder| {
+            let mut pass = encoder.begin_compute_pass(&Default::default());
+            planned.append(&mut pass, 0, &rows[0], &rows[1])?;
+            planned.attend(&mut pass, 0, &rows[2], &output)
+        })
+        .unwrap();
+        planned.commit();
+        // Waits, so that what the step used is given back.
+        gpu.read::<f32>("output", &output, 1).unwrap();
+        assert_eq!(cache.allocated_bytes(), pools);
+        if let Some(report) = gpu.device().generate_allocator_report() {
+            most = most.max(report.total_allocated_bytes);
+            if step == 100 {
+                reserved = Some((report.total_reserved_bytes, most));
+            }
+        }
+    }
+    let report = gpu.device().generate_allocator_report();
+    let now = report.map(|report| (report.total_reserved_bytes, most));
+    assert!(
+        now.is_some() || gpu.summary().backend != "vulkan",
+        "no report of the allocator"
+    );
+    assert_eq!(
+        reserved, now,
+        "bytes (reserved, most in use) after 100 and 200 steps"
+    );
+}
