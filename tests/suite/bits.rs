@@ -1373,14 +1373,14 @@ fn one_flipped_bit_is_reported_with_its_place() {
 // ---- amax and tensor_scale ---------------------------------------------------------------------------------------
 
 /// The largest magnitude of part of a buffer joins what its place holds; other places stay.
-fn amax_of(gpu: &Gpu, numbers: &[u32], offset: u32, so_far: f32) -> Vec<u32> {
+fn amax_of(gpu: &Gpu, numbers: &[u32], part: Range<u32>, so_far: f32) -> Vec<u32> {
     let source = gpu.upload("source", numbers).unwrap();
     let mut places = poison(3 + GUARD);
     places[1] = so_far.to_bits();
     let largest = gpu.upload("largest", &places).unwrap();
     let params = amax::Params {
-        numbers: numbers.len() as u32 - offset,
-        offset,
+        numbers: part.end - part.start,
+        offset: part.start,
         slot: 1,
     };
     gpu.submit("amax", |encoder| {
@@ -1396,24 +1396,20 @@ fn amax_sizes(gpu: &Gpu, sizes: &[u32]) -> Outcome {
     let mut rng = Rng(3);
     for &size in sizes {
         for (offset, so_far) in [(0, 0.0), (7, 0.4), (1, 1e30)] {
-            let mut numbers: Vec<u32> = (0..size + offset)
-                .map(|_| rng.real_within(-20..20).to_bits())
-                .collect();
-            // The largest one stands before the part; NaN, infinities and subnormals within it do not count.
-            numbers[..offset as usize].fill(f32::MAX.to_bits());
-            for i in (offset..size + offset).step_by(5) {
-                numbers[i as usize] = rng.pick(&SPECIALS[..8]);
+            // The largest ones stand before and behind the part; NaN, infinities and subnormals do not count.
+            let mut numbers = vec![f32::MAX.to_bits(); (offset + size + 40) as usize];
+            let part = &mut numbers[offset as usize..][..size as usize];
+            for (i, x) in part.iter_mut().enumerate() {
+                *x = match i {
+                    _ if i % 5 == 4 => rng.pick(&SPECIALS[..8]),
+                    _ if i % 9 == 8 => rng.pick(&SPECIALS[10..19]),
+                    _ => rng.real_within(-20..20).to_bits(),
+                };
             }
-            for i in (offset..size + offset).step_by(9) {
-                numbers[i as usize] = rng.pick(&SPECIALS[10..19]);
-            }
-            let expected = reference::amax(
-                numbers[offset as usize..].iter().map(|&x| f32::from_bits(x)),
-                so_far,
-            );
+            let expected = reference::amax(part.iter().map(|&x| f32::from_bits(x)), so_far);
             let mut places = poison(3 + GUARD);
             places[1] = expected.to_bits();
-            let got = amax_of(gpu, &numbers, offset, so_far);
+            let got = amax_of(gpu, &numbers, offset..offset + size, so_far);
             outcome.words(&places, &got, |i, bit| {
                 format!("amax of {size} numbers: place {i}, bit {bit}")
             });
@@ -1900,7 +1896,7 @@ fn scl_08_tiny_amax_of_fp8() {
     let scale = reference::tensor_scale(Element::E4m3, reference::amax(row, 0.0));
     assert_eq!(scale, 0.0);
     if let Some(gpu) = gpu("scl_08") {
-        let largest = amax_of(gpu, &row.map(f32::to_bits), 0, 0.0)[1];
+        let largest = amax_of(gpu, &row.map(f32::to_bits), 0..4, 0.0)[1];
         assert_eq!(
             (largest, tensor_scales(gpu, Element::E4m3, &[largest])),
             (6.3e-38_f32.to_bits(), vec![0])
