@@ -507,7 +507,8 @@ fn a_dropped_step_is_taken_back() {
             (50, before),
             "{pair}"
         );
-        for new in [0, 3, 60] {
+        // To the last slot of the three pages: none was lost.
+        for new in [0, 3, 60, 79] {
             reference.grow(Rows::Plain, &[(id, 1, new)]);
             gpu.grow(Rows::Plain, &[(id, 1, new)]);
             for s in [K, V] {
@@ -610,7 +611,7 @@ fn str_09_a_given_scale_clips_later_rows_and_counts_them() {
 
 #[test]
 fn pages_of_waiting_tokens_come_back_when_their_groups_close() {
-    // Three waiting pages serve a sequence of any length that grows in small steps.
+    // Two waiting pages serve a sequence of any length that grows in small steps.
     let mut cache = ReferenceCache::new(CacheSpec {
         pages: 40,
         ..spec("int4c/int4c".parse().unwrap(), [5; 2], 40)
@@ -627,6 +628,14 @@ fn pages_of_waiting_tokens_come_back_when_their_groups_close() {
         );
     }
     assert!(most <= 2, "{most}");
+    // Freed in the middle of a group and of the window, they come back too.
+    let mut cache = ReferenceCache::new(spec("int4c".parse().unwrap(), [5; 2], 2)).unwrap();
+    for _ in 0..5 {
+        let id = Cache::open(&mut cache);
+        cache.grow(Rows::Plain, &[(id, 1, 75)]);
+        assert_eq!(cache.book().pages_in_use().waiting, [1; 2]);
+        cache.book_mut().free(id).unwrap();
+    }
 }
 
 #[test]
