@@ -851,138 +851,38 @@ fn ben_12_a_run_that_is_not_finite_is_an_error_on_both_devices() {
     }
 }
 
-/// The lines between which the README shows the table.
-const MARKS: [&str; 2] = ["<!-- drift table -->", "<!-- /drift table -->"];
-const COLUMNS: [&str; 8] = [
-    "pair",
-    "bits per number",
-    "% of FP16",
-    "logit drift",
-    "top-1",
-    "mean KL",
-    "largest difference",
-    "cache bytes",
-];
+/// The lines between which the README shows what the command prints.
+const MARKS: [&str; 2] = ["<!-- drift table -->\n", "<!-- /drift table -->"];
 
-fn readme_cells(row: &DriftRow) -> [String; 8] {
-    [
-        row.pair.clone(),
-        digits(row.bits_per_number),
-        format!("{:.1}", row.percent_of_f16),
-        digits(row.logit_drift),
-        format!("{}/{}", row.top1, row.predictions),
-        digits(row.mean_kl),
-        digits(row.max_abs_diff),
-        row.cache_bytes.to_string(),
-    ]
+/// Whether a README shows the table of these rows, to the letter.
+fn shows(readme: &str, rows: &[DriftRow]) -> bool {
+    let between = readme.split_once(MARKS[0]).and_then(|(_, rest)| rest.split_once(MARKS[1]));
+    between.is_some_and(|(shown, _)| shown == kvpack::report::table::drift(rows, false))
 }
 
-fn readme_table(rows: &[DriftRow]) -> String {
-    let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
-    let rule = (0..COLUMNS.len()).map(|i| if i == 0 { "---" } else { "---:" }.to_owned());
-    let mut text = line(&COLUMNS.map(str::to_owned)) + &line(&rule.collect::<Vec<_>>());
-    for row in rows {
-        let mut cells = readme_cells(row);
-        cells[0] = format!("`{}`", cells[0]);
-        text += &line(&cells);
-    }
-    text
-}
-
-/// Every cell of a README's table is the row's.
-fn check_readme(readme: &str, rows: &[DriftRow]) -> std::result::Result<(), String> {
-    let between = readme
-        .split_once(MARKS[0])
-        .and_then(|(_, rest)| rest.split_once(MARKS[1]));
-    let (table, _) = between.ok_or_else(|| format!("no lines {} and {}", MARKS[0], MARKS[1]))?;
-    let cells = |line: &str| -> Vec<String> {
-        line.trim()
-            .trim_matches('|')
-            .split('|')
-            .map(|cell| cell.trim().trim_matches('`').to_owned())
-            .collect()
-    };
-    let lines: Vec<_> = table
-        .lines()
-        .filter(|line| !line.trim().is_empty())
-        .map(cells)
-        .collect();
-    if lines.len() != rows.len() + 2 {
-        return Err(format!(
-            "{} lines for a head, a rule and {} rows",
-            lines.len(),
-            rows.len()
-        ));
-    }
-    if lines[0] != COLUMNS {
-        return Err(format!("the head is {:?} and should be {COLUMNS:?}", lines[0]));
-    }
-    for (shown, row) in lines[2..].iter().zip(rows) {
-        let measured = readme_cells(row);
-        if shown.len() != measured.len() {
-            return Err(format!(
-                "{}: {} cells for {}",
-                row.pair,
-                shown.len(),
-                measured.len()
-            ));
-        }
-        for ((shown, measured), column) in shown.iter().zip(&measured).zip(COLUMNS) {
-            if shown != measured {
-                return Err(format!(
-                    "{}, {column}: the README says {shown}, measured {measured}",
-                    row.pair
-                ));
-            }
-        }
-    }
-    Ok(())
-}
-
-fn readme_rows() -> Vec<DriftRow> {
+/// The rows of `kvpack drift --device cpu`, by way of its JSON.
+fn command_rows() -> Vec<DriftRow> {
+    let command = std::process::Command::new(env!("CARGO_BIN_EXE_kvpack"))
+        .args(["drift", "--device", "cpu", "--json", "-"])
+        .output()
+        .unwrap();
+    assert!(command.status.success(), "{}", String::from_utf8_lossy(&command.stderr));
     let pairs = TABLE.iter().map(|pair| pair.parse().unwrap()).collect();
-    measure(
-        &Device::Cpu,
-        &DriftOptions {
-            pairs,
-            ..options(Convention::Packed, Mode::Prefill, 1.0, 0)
-        },
-    )
+    let measured =
+        measure(&Device::Cpu, &DriftOptions { pairs, ..options(Convention::Packed, Mode::Prefill, 1.0, 0) });
+    // What the command wrote is what the library measures, to the last digit.
+    assert_eq!(command.stdout, kvpack::report::json::to_bytes(&measured).unwrap());
+    measured
 }
 
 #[test]
 fn readme_table_is_that_of_this_commit() {
-    let rows = readme_rows();
+    let rows = command_rows();
     let readme = std::fs::read_to_string(path("README.md")).unwrap_or_default();
-    if let Err(why) = check_readme(&readme, &rows) {
-        panic!(
-            "README.md: {why}; the table should be\n{}\n{}{}",
-            MARKS[0],
-            readme_table(&rows),
-            MARKS[1]
-        );
-    }
-}
-
-#[test]
-fn readme_check_sees_every_cell() {
-    let rows = readme_rows();
-    let readme = |table: &str| format!("text\n\n{}\n{table}{}\n\nmore text\n", MARKS[0], MARKS[1]);
-    let table = readme_table(&rows);
-    assert_eq!(check_readme(&readme(&table), &rows), Ok(()));
-    for row in 0..rows.len() {
-        for column in 0..COLUMNS.len() {
-            let mut lines: Vec<Vec<String>> = table
-                .lines()
-                .map(|line| line.split('|').map(str::to_owned).collect())
-                .collect();
-            lines[row + 2][column + 1] += "1";
-            let changed: String = lines.iter().map(|cells| cells.join("|") + "\n").collect();
-            let why = check_readme(&readme(&changed), &rows).unwrap_err();
-            assert!(why.contains(COLUMNS[column]), "{why}");
-        }
-    }
-    assert!(check_readme(&table, &rows).is_err());
-    let short: String = table.lines().take(9).map(|line| format!("{line}\n")).collect();
-    assert!(check_readme(&readme(&short), &rows).is_err());
+    let table = kvpack::report::table::drift(&rows, false);
+    assert!(shows(&readme, &rows), "README.md should show\n{}{table}{}", MARKS[0], MARKS[1]);
+    // Any other figure is seen.
+    let mut other = rows.clone();
+    other[3].cache_bytes += 1;
+    assert!(!shows(&readme, &other));
 }
