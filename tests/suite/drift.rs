@@ -8,7 +8,6 @@ use kvpack::drift::{
 };
 use kvpack::gpu::Gpu;
 use kvpack::model::{Config, GpuModel, PROMPTS, ReferenceModel, encode, tiny};
-use kvpack::report::table::digits;
 use kvpack::spec::{Pair, Side, TABLE};
 use kvpack::{Error, Result};
 use serde_json::Value;
