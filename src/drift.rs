@@ -54,7 +54,12 @@ macro_rules! named_choice {
         }
     };
 }
-named_choice!(Convention, "convention", Packed = "packed", Published = "published");
+named_choice!(
+    Convention,
+    "convention",
+    Packed = "packed",
+    Published = "published"
+);
 named_choice!(Mode, "mode", Prefill = "prefill", Decode = "decode");
 
 /// What to measure.
@@ -151,7 +156,10 @@ pub fn run(
 ) -> Result<Vec<DriftRow>> {
     check(options)?;
     let model = tiny(options.outlier);
-    let prompts = PROMPTS.iter().map(|prompt| encode(prompt)).collect::<Result<Vec<_>>>()?;
+    let prompts = PROMPTS
+        .iter()
+        .map(|prompt| encode(prompt))
+        .collect::<Result<Vec<_>>>()?;
     // Every pair is checked before the first long run.
     for &pair in &options.pairs {
         cache_spec(&model.config, pair, options, &[])?.geometry()?;
@@ -162,8 +170,13 @@ pub fn run(
         done += 1;
         progress(done, of, what);
     };
-    let f32 = CacheSpec { window: [0; 2], ..cache_spec(&model.config, Pair::same(Side::F32), options, &[])? };
-    let reference = measure(device, &model, f32, &prompts, options.mode, &mut || tick("f32 reference"))?;
+    let f32 = CacheSpec {
+        window: [0; 2],
+        ..cache_spec(&model.config, Pair::same(Side::F32), options, &[])?
+    };
+    let reference = measure(device, &model, f32, &prompts, options.mode, &mut || {
+        tick("f32 reference")
+    })?;
     finite("the logits of the f32 reference", &reference.logits)?;
     let mut rows = Vec::new();
     for &pair in &options.pairs {
@@ -172,8 +185,13 @@ pub fn run(
         let run = measure(device, &model, spec, &prompts, options.mode, &mut || tick(&name))?;
         finite(&format!("the logits of `{name}`"), &run.logits)?;
         if run.status.non_finite > 0 {
-            let what = format!("keys and values on their way into `{name}` (NaN or infinite, not told apart)");
-            return Err(Error::NonFinite { what, nan: u64::from(run.status.non_finite), infinite: 0 });
+            let what =
+                format!("keys and values on their way into `{name}` (NaN or infinite, not told apart)");
+            return Err(Error::NonFinite {
+                what,
+                nan: u64::from(run.status.non_finite),
+                infinite: 0,
+            });
         }
         let damage = damage(&reference.logits, &run.logits, model.config.vocabulary as usize);
         let bits_per_number = pair.bits_per_number(model.config.head_dim, model.config.head_dim);
@@ -203,27 +221,51 @@ pub fn run(
 
 fn check(options: &DriftOptions) -> Result<()> {
     let refuse = |asked: String, reason: &str, advice: &str| {
-        Err(Error::Usage { asked, reason: reason.to_owned(), advice: advice.to_owned() })
+        Err(Error::Usage {
+            asked,
+            reason: reason.to_owned(),
+            advice: advice.to_owned(),
+        })
     };
     if options.pairs.is_empty() {
-        return refuse("no pairs".to_owned(), "there is nothing to measure", "name at least one pair");
+        return refuse(
+            "no pairs".to_owned(),
+            "there is nothing to measure",
+            "name at least one pair",
+        );
     }
     if !(options.outlier.is_finite() && options.outlier > 0.0) {
         let asked = format!("outlier factor {}", options.outlier);
-        return refuse(asked, "it must be finite and above 0", "use 1 for none, 8 or 32 for outliers as models have them");
+        return refuse(
+            asked,
+            "it must be finite and above 0",
+            "use 1 for none, 8 or 32 for outliers as models have them",
+        );
     }
     if options.convention == Convention::Published {
         if options.mode == Mode::Decode {
             let reason = "its groups span the whole prompt, which cannot be streamed";
-            return refuse("convention published with mode decode".to_owned(), reason, "use --mode prefill");
+            return refuse(
+                "convention published with mode decode".to_owned(),
+                reason,
+                "use --mode prefill",
+            );
         }
         if options.window > 0 {
             let reason = "it has no recent window";
-            return refuse(format!("convention published with window {}", options.window), reason, "use --window 0");
+            return refuse(
+                format!("convention published with window {}", options.window),
+                reason,
+                "use --window 0",
+            );
         }
     }
     if options.window > 4096 {
-        return refuse(format!("window {}", options.window), "at most 4096 tokens stay recent", "use a smaller window");
+        return refuse(
+            format!("window {}", options.window),
+            "at most 4096 tokens stay recent",
+            "use a smaller window",
+        );
     }
     Ok(())
 }
@@ -232,20 +274,30 @@ fn check(options: &DriftOptions) -> Result<()> {
 ///
 /// # Errors
 /// [`Error::Usage`] for a pair that the convention does not have.
-pub fn cache_spec(config: &Config, pair: Pair, options: &DriftOptions, calibrated: &[[f32; 2]]) -> Result<CacheSpec> {
+pub fn cache_spec(
+    config: &Config,
+    pair: Pair,
+    options: &DriftOptions,
+    calibrated: &[[f32; 2]],
+) -> Result<CacheSpec> {
     let published = options.convention == Convention::Published;
     let side = |side: Side| -> Result<Side> {
         match side.layout {
-            ScaleLayout::PerChannel { group } if published && group != config.positions => Err(Error::Usage {
-                asked: format!("`{side}` in convention published"),
-                reason: format!("there a group is the whole prompt of {} tokens", config.positions),
-                advice: format!("name it with G = {}", config.positions),
-            }),
+            ScaleLayout::PerChannel { group } if published && group != config.positions => {
+                Err(Error::Usage {
+                    asked: format!("`{side}` in convention published"),
+                    reason: format!("there a group is the whole prompt of {} tokens", config.positions),
+                    advice: format!("name it with G = {}", config.positions),
+                })
+            }
             _ if published && side.scale == ScaleType::F16 => Ok(side.with_scale_type(ScaleType::F32)),
             _ => Ok(side),
         }
     };
-    let pair = Pair { k: side(pair.k)?, v: side(pair.v)? };
+    let pair = Pair {
+        k: side(pair.k)?,
+        v: side(pair.v)?,
+    };
     let page_tokens = pair.default_page_tokens();
     Ok(CacheSpec {
         layers: config.blocks,
@@ -284,14 +336,22 @@ fn measure(
     mode: Mode,
     tick: &mut dyn FnMut(),
 ) -> Result<Run> {
-    let mut run =
-        Run { logits: Vec::new(), calibrated: Vec::new(), status: Status::default(), cache_bytes: 0 };
+    let mut run = Run {
+        logits: Vec::new(),
+        calibrated: Vec::new(),
+        status: Status::default(),
+        cache_bytes: 0,
+    };
     // The two models have the same methods; a trait for four calls would say no more than this.
     macro_rules! prompts {
         ($model:ident) => {
             for prompt in prompts {
                 let sequence = $model.open();
-                let chunk = if mode == Mode::Prefill { prompt.len() } else { 1 };
+                let chunk = if mode == Mode::Prefill {
+                    prompt.len()
+                } else {
+                    1
+                };
                 for ids in prompt.chunks(chunk) {
                     run.logits.extend($model.logits(sequence, ids)?);
                 }
@@ -305,7 +365,7 @@ fn measure(
         Device::Cpu => {
             let mut model = ReferenceModel::new(model, spec)?;
             prompts!(model);
-            run.calibrated = model.cache().calibrated();
+            run.calibrated = model.calibrated();
             run.status = model.cache().status();
         }
         Device::Gpu(gpu) => {
@@ -326,7 +386,15 @@ fn measure(
 pub fn finite(what: &str, values: &[f64]) -> Result<()> {
     let nan = values.iter().filter(|v| v.is_nan()).count() as u64;
     let infinite = values.iter().filter(|v| v.is_infinite()).count() as u64;
-    if nan + infinite == 0 { Ok(()) } else { Err(Error::NonFinite { what: what.to_owned(), nan, infinite }) }
+    if nan + infinite == 0 {
+        Ok(())
+    } else {
+        Err(Error::NonFinite {
+            what: what.to_owned(),
+            nan,
+            infinite,
+        })
+    }
 }
 
 /// The figures that compare two runs.

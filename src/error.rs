@@ -5,7 +5,9 @@
 #[non_exhaustive]
 pub enum Error {
     /// A side or pair name that does not parse.
-    #[error("unknown cache format `{name}`: {reason}; sides are {known}; a pair is one side for both or K/V, for example int4c/int4")]
+    #[error(
+        "unknown cache format `{name}`: {reason}; sides are {known}; a pair is one side for both or K/V, for example int4c/int4"
+    )]
     UnknownFormat {
         /// The text that was given.
         name: String,
@@ -38,7 +40,9 @@ pub enum Error {
         value: f64,
     },
     /// The cache or one of its pools is full; nothing was changed.
-    #[error("the cache is full: {missing} more {what} pages are needed and {free} are free; free a sequence or raise the page budget")]
+    #[error(
+        "the cache is full: {missing} more {what} pages are needed and {free} are free; free a sequence or raise the page budget"
+    )]
     CacheFull {
         /// Which pool.
         what: &'static str,

@@ -37,13 +37,14 @@ impl FromStr for Backend {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Backend> {
-        [Backend::Vulkan, Backend::Metal, Backend::Dx12].into_iter().find(|b| b.to_string() == text).ok_or_else(|| {
-            Error::Usage {
+        [Backend::Vulkan, Backend::Metal, Backend::Dx12]
+            .into_iter()
+            .find(|b| b.to_string() == text)
+            .ok_or_else(|| Error::Usage {
                 asked: format!("backend `{text}`"),
                 reason: "there is no such backend".to_owned(),
                 advice: "choose one of vulkan, metal, dx12".to_owned(),
-            }
-        })
+            })
     }
 }
 
@@ -176,7 +177,13 @@ fn list(backend: Option<Backend>) -> Vec<(wgpu::Adapter, AdapterSummary)> {
         .map(|(index, adapter)| {
             let times = seen.entry(adapter.get_info().name).or_default();
             *times += 1;
-            let summary = summarise(index, *times, &adapter.get_info(), &adapter.limits(), adapter.features());
+            let summary = summarise(
+                index,
+                *times,
+                &adapter.get_info(),
+                &adapter.limits(),
+                adapter.features(),
+            );
             (adapter, summary)
         })
         .collect()
@@ -196,7 +203,11 @@ fn summarise(
     ];
     AdapterSummary {
         index,
-        label: if times == 1 { info.name.clone() } else { format!("{} #{times}", info.name) },
+        label: if times == 1 {
+            info.name.clone()
+        } else {
+            format!("{} #{times}", info.name)
+        },
         name: info.name.clone(),
         device_type: format!("{:?}", info.device_type),
         software: info.device_type == wgpu::DeviceType::Cpu,
@@ -205,18 +216,40 @@ fn summarise(
         driver_info: info.driver_info.clone(),
         limits: [
             ("maxBufferSize", limits.max_buffer_size),
-            ("maxStorageBufferBindingSize", limits.max_storage_buffer_binding_size),
-            ("maxStorageBuffersPerShaderStage", u64::from(limits.max_storage_buffers_per_shader_stage)),
-            ("minStorageBufferOffsetAlignment", u64::from(limits.min_storage_buffer_offset_alignment)),
-            ("maxComputeWorkgroupStorageSize", u64::from(limits.max_compute_workgroup_storage_size)),
-            ("maxComputeInvocationsPerWorkgroup", u64::from(limits.max_compute_invocations_per_workgroup)),
-            ("maxComputeWorkgroupsPerDimension", u64::from(limits.max_compute_workgroups_per_dimension)),
+            (
+                "maxStorageBufferBindingSize",
+                limits.max_storage_buffer_binding_size,
+            ),
+            (
+                "maxStorageBuffersPerShaderStage",
+                u64::from(limits.max_storage_buffers_per_shader_stage),
+            ),
+            (
+                "minStorageBufferOffsetAlignment",
+                u64::from(limits.min_storage_buffer_offset_alignment),
+            ),
+            (
+                "maxComputeWorkgroupStorageSize",
+                u64::from(limits.max_compute_workgroup_storage_size),
+            ),
+            (
+                "maxComputeInvocationsPerWorkgroup",
+                u64::from(limits.max_compute_invocations_per_workgroup),
+            ),
+            (
+                "maxComputeWorkgroupsPerDimension",
+                u64::from(limits.max_compute_workgroups_per_dimension),
+            ),
             ("minSubgroupSize", u64::from(info.subgroup_min_size)),
             ("maxSubgroupSize", u64::from(info.subgroup_max_size)),
         ]
         .map(|(name, value)| (name.to_owned(), value))
         .into(),
-        features: named.iter().filter(|(_, f)| features.contains(*f)).map(|(name, _)| (*name).to_owned()).collect(),
+        features: named
+            .iter()
+            .filter(|(_, f)| features.contains(*f))
+            .map(|(name, _)| (*name).to_owned())
+            .collect(),
     }
 }
 
@@ -234,13 +267,21 @@ fn choose(wanted: &str, labels: &[String]) -> std::result::Result<usize, String>
         return Ok(exact);
     }
     let part = wanted.to_lowercase();
-    let hits: Vec<_> = (0..labels.len()).filter(|&i| labels[i].to_lowercase().contains(&part)).collect();
+    let hits: Vec<_> = (0..labels.len())
+        .filter(|&i| labels[i].to_lowercase().contains(&part))
+        .collect();
     match hits[..] {
         [only] => Ok(only),
-        [] => Err(format!("none is called `{wanted}`; there are: {}", labels.join(", "))),
+        [] => Err(format!(
+            "none is called `{wanted}`; there are: {}",
+            labels.join(", ")
+        )),
         _ => Err(format!(
             "`{wanted}` fits several: {}",
-            hits.iter().map(|&i| labels[i].as_str()).collect::<Vec<_>>().join(", ")
+            hits.iter()
+                .map(|&i| labels[i].as_str())
+                .collect::<Vec<_>>()
+                .join(", ")
         )),
     }
 }
@@ -255,13 +296,18 @@ impl Gpu {
     pub fn open(selection: &Selection) -> Result<Gpu> {
         let mut adapters = list(selection.backend);
         if adapters.is_empty() {
-            let backend = selection.backend.map_or("vulkan, metal or dx12".to_owned(), |b| b.to_string());
+            let backend = selection
+                .backend
+                .map_or("vulkan, metal or dx12".to_owned(), |b| b.to_string());
             return Err(Error::NoAdapter {
                 reason: format!("no {backend} driver offers one"),
                 advice: NO_ADAPTER.to_owned(),
             });
         }
-        let labels: Vec<String> = adapters.iter().map(|(_, summary)| summary.label.clone()).collect();
+        let labels: Vec<String> = adapters
+            .iter()
+            .map(|(_, summary)| summary.label.clone())
+            .collect();
         let chosen = match &selection.adapter {
             None => 0,
             Some(name) => choose(name, &labels).map_err(|reason| Error::Usage {
@@ -284,8 +330,14 @@ impl Gpu {
         });
         let during = || format!("opening {}", summary.label);
         let (device, queue) = now(request)
-            .ok_or_else(|| Error::Device { during: during(), message: "the driver did not answer".to_owned() })?
-            .map_err(|e| Error::Device { during: during(), message: e.to_string() })?;
+            .ok_or_else(|| Error::Device {
+                during: during(),
+                message: "the driver did not answer".to_owned(),
+            })?
+            .map_err(|e| Error::Device {
+                during: during(),
+                message: e.to_string(),
+            })?;
         Ok(Gpu::new(device, queue, summary))
     }
 
@@ -296,7 +348,14 @@ impl Gpu {
     }
 
     fn new(device: wgpu::Device, queue: wgpu::Queue, summary: AdapterSummary) -> Gpu {
-        Gpu { shared: Arc::new(Shared { device, queue, summary, kernels: Mutex::default() }) }
+        Gpu {
+            shared: Arc::new(Shared {
+                device,
+                queue,
+                summary,
+                kernels: Mutex::default(),
+            }),
+        }
     }
 
     /// The adapter.
@@ -318,7 +377,12 @@ impl Gpu {
     ///
     /// # Errors
     /// [`Error::Shader`] with the compiler's words.
-    pub fn kernel(&self, name: &'static str, bindings: &[Binding], composer: &Composer) -> Result<Arc<Kernel>> {
+    pub fn kernel(
+        &self,
+        name: &'static str,
+        bindings: &[Binding],
+        composer: &Composer,
+    ) -> Result<Arc<Kernel>> {
         let text = composer.compose(Target::Naga)?;
         let mut kernels = self.shared.kernels.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(kernel) = kernels.get(&text) {
@@ -364,10 +428,17 @@ impl Gpu {
                 compilation_options: Default::default(),
                 cache: None,
             });
-            Kernel { name, pipeline, layout }
+            Kernel {
+                name,
+                pipeline,
+                layout,
+            }
         });
         let kernel = Arc::new(compiled.map_err(|e| match e {
-            Error::Device { message, .. } => Error::Shader { kernel: name.to_owned(), message },
+            Error::Device { message, .. } => Error::Shader {
+                kernel: name.to_owned(),
+                message,
+            },
             other => other,
         })?);
         kernels.insert(text, kernel.clone());
@@ -388,7 +459,10 @@ impl Gpu {
         let errors = [now(validation.pop()), now(memory.pop()), now(internal.pop())];
         match errors.into_iter().flatten().flatten().next() {
             None => Ok(value),
-            Some(error) => Err(Error::Device { during: during.to_owned(), message: error.to_string() }),
+            Some(error) => Err(Error::Device {
+                during: during.to_owned(),
+                message: error.to_string(),
+            }),
         }
     }
 
@@ -436,7 +510,9 @@ impl Gpu {
             self.device().create_buffer(&wgpu::BufferDescriptor {
                 label: Some(what),
                 size: bytes.next_multiple_of(4).max(16),
-                usage: wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST,
+                usage: wgpu::BufferUsages::STORAGE
+                    | wgpu::BufferUsages::COPY_SRC
+                    | wgpu::BufferUsages::COPY_DST,
                 mapped_at_creation: false,
             })
         })
@@ -484,7 +560,10 @@ impl Gpu {
             return Ok(Vec::new());
         }
         let during = format!("reading {what}");
-        let lost = |message: String| Error::Device { during: during.clone(), message };
+        let lost = |message: String| Error::Device {
+            during: during.clone(),
+            message,
+        };
         let (send, receive) = mpsc::channel();
         let staging = self.checked(&during, || {
             let staging = self.device().create_buffer(&wgpu::BufferDescriptor {
@@ -502,8 +581,13 @@ impl Gpu {
             });
             staging
         })?;
-        self.device().poll(wgpu::PollType::wait_indefinitely()).map_err(|e| lost(e.to_string()))?;
-        receive.recv().map_err(|e| lost(e.to_string()))?.map_err(|e| lost(e.to_string()))?;
+        self.device()
+            .poll(wgpu::PollType::wait_indefinitely())
+            .map_err(|e| lost(e.to_string()))?;
+        receive
+            .recv()
+            .map_err(|e| lost(e.to_string()))?
+            .map_err(|e| lost(e.to_string()))?;
         let view = staging.get_mapped_range(..).map_err(|e| lost(e.to_string()))?;
         Ok(bytemuck::pod_collect_to_vec(&view[..bytes as usize]))
     }
@@ -511,13 +595,22 @@ impl Gpu {
 
 impl Kernel {
     /// Records one dispatch. `buffers` follow the kernel's list of bindings.
-    pub fn encode(&self, gpu: &Gpu, pass: &mut wgpu::ComputePass<'_>, buffers: &[&wgpu::Buffer], groups: [u32; 3]) {
+    pub fn encode(
+        &self,
+        gpu: &Gpu,
+        pass: &mut wgpu::ComputePass<'_>,
+        buffers: &[&wgpu::Buffer],
+        groups: [u32; 3],
+    ) {
         if groups.contains(&0) {
             return;
         }
         let entries: Vec<_> = (0..)
             .zip(buffers)
-            .map(|(binding, buffer)| wgpu::BindGroupEntry { binding, resource: buffer.as_entire_binding() })
+            .map(|(binding, buffer)| wgpu::BindGroupEntry {
+                binding,
+                resource: buffer.as_entire_binding(),
+            })
             .collect();
         let bind_group = gpu.device().create_bind_group(&wgpu::BindGroupDescriptor {
             label: Some(self.name),
@@ -557,7 +650,10 @@ mod tests {
         for groups in [0, 1, 65_535, 65_536, 65_537, 1_000_000_007] {
             let [x, y] = fold("test", groups).unwrap();
             let all = u64::from(x) * u64::from(y);
-            assert!(all >= groups && all < groups + u64::from(y.max(1)), "{groups}: {x} x {y}");
+            assert!(
+                all >= groups && all < groups + u64::from(y.max(1)),
+                "{groups}: {x} x {y}"
+            );
             assert!(x <= MAX_GROUPS && y <= MAX_GROUPS);
         }
         assert!(fold("test", 1 << 33).is_err());

@@ -48,23 +48,48 @@ impl PageLayout {
     /// `tokens` a multiple of 8 and of the side's group, heads x head_dim a multiple of 16 for block scales.
     pub fn new(side: Side, heads: u32, head_dim: u32, tokens: u32) -> Result<PageLayout> {
         let refuse = |what, value: u32, limit: String, advice: &str| {
-            Err(Error::Shape { what, value: u64::from(value), limit, advice: advice.to_owned() })
+            Err(Error::Shape {
+                what,
+                value: u64::from(value),
+                limit,
+                advice: advice.to_owned(),
+            })
         };
         if head_dim == 0 || !head_dim.is_multiple_of(8) || head_dim > MAX_HEAD_DIM {
             let limit = format!("head_dim is a multiple of 8 from 8 to {MAX_HEAD_DIM}");
-            return refuse("head_dim", head_dim, limit, "pad the heads or choose another model shape");
+            return refuse(
+                "head_dim",
+                head_dim,
+                limit,
+                "pad the heads or choose another model shape",
+            );
         }
         if heads == 0 || heads > 1024 {
-            return refuse("kv_heads", heads, "1 to 1024 KV heads".to_owned(), "check the model's configuration");
+            return refuse(
+                "kv_heads",
+                heads,
+                "1 to 1024 KV heads".to_owned(),
+                "check the model's configuration",
+            );
         }
         if tokens == 0 || !tokens.is_multiple_of(8) || tokens > 4096 {
             let limit = "a page holds a multiple of 8 tokens, at most 4096".to_owned();
-            return refuse("page_tokens", tokens, limit, "use 64 unless a longer group asks for more");
+            return refuse(
+                "page_tokens",
+                tokens,
+                limit,
+                "use 64 unless a longer group asks for more",
+            );
         }
         let group = side.layout.token_group();
         if !tokens.is_multiple_of(group) {
             let limit = format!("the group G = {group} of `{side}` must divide the page");
-            return refuse("page_tokens", tokens, limit, "choose a page that is a multiple of G, or a smaller G");
+            return refuse(
+                "page_tokens",
+                tokens,
+                limit,
+                "choose a page that is a multiple of G, or a smaller G",
+            );
         }
         let blocks_fit = (heads * head_dim).is_multiple_of(BLOCK_CHANNELS);
         if side.layout == ScaleLayout::PerBlock && !blocks_fit {
@@ -73,7 +98,12 @@ impl PageLayout {
                  multiple of {BLOCK_CHANNELS}; here it is {heads} x {head_dim} = {}",
                 heads * head_dim
             );
-            return refuse("head_dim", head_dim, limit, "choose a per-token or per-channel side");
+            return refuse(
+                "head_dim",
+                head_dim,
+                limit,
+                "choose a per-token or per-channel side",
+            );
         }
         let head_words = (head_dim * side.element.bits()).div_ceil(32);
         let code_words = heads * head_words * tokens;
@@ -86,7 +116,16 @@ impl PageLayout {
         let scale_words = (scale_elements * side.scale.bits()).div_ceil(32);
         let scale_offset = code_words.next_multiple_of(4);
         let words = scale_offset + scale_words.next_multiple_of(4);
-        Ok(PageLayout { side, heads, head_dim, tokens, head_words, scale_offset, scale_elements, words })
+        Ok(PageLayout {
+            side,
+            heads,
+            head_dim,
+            tokens,
+            head_words,
+            scale_offset,
+            scale_elements,
+            words,
+        })
     }
 
     /// Bytes of a page.
@@ -120,7 +159,10 @@ impl PageLayout {
     pub fn code_at(&self, slot: u32, head: u32, channel: u32) -> (u32, u32) {
         let per_word = self.side.element.per_word();
         let word = head * self.head_words + channel / per_word;
-        (word * self.tokens + slot, channel % per_word * self.side.element.bits())
+        (
+            word * self.tokens + slot,
+            channel % per_word * self.side.element.bits(),
+        )
     }
 
     /// The word that holds a number's scale, and the scale's first bit in it; none where pages carry no scales.
@@ -223,9 +265,14 @@ mod tests {
 
     #[test]
     fn ben_03_bytes_per_token_of_8_heads_of_128() {
-        for (name, bytes) in
-            [("f16", 4096), ("fp8", 2048), ("int8", 2080), ("int4", 1056), ("int2", 544), ("fp4", 1152)]
-        {
+        for (name, bytes) in [
+            ("f16", 4096),
+            ("fp8", 2048),
+            ("int8", 2080),
+            ("int4", 1056),
+            ("int2", 544),
+            ("fp4", 1152),
+        ] {
             let page = layout(name, 8, 128, 64).unwrap();
             assert_eq!(2 * page.bytes(), 64 * bytes, "{name}");
             assert_eq!(page.padding_bytes(), 0, "{name}");

@@ -144,7 +144,14 @@ impl ScaleType {
         let (bits, clamped) = match self.element().info().grid {
             None => {
                 let value = exact as f32;
-                (if f64::from(value) < *GIVEN_SCALE.start() { 0 } else { value.to_bits() }, false)
+                (
+                    if f64::from(value) < *GIVEN_SCALE.start() {
+                        0
+                    } else {
+                        value.to_bits()
+                    },
+                    false,
+                )
             }
             Some((grid, largest)) => {
                 let least = u64::from(self == ScaleType::E4m3);
@@ -152,7 +159,11 @@ impl ScaleType {
                 (bits.clamp(least, largest) as u32, bits > largest)
             }
         };
-        Scale { bits, value: self.decode(bits), clamped }
+        Scale {
+            bits,
+            value: self.decode(bits),
+            clamped,
+        }
     }
 }
 
@@ -169,7 +180,10 @@ mod tests {
     #[test]
     fn scl_03_e4m3_scales_clamp_and_never_become_nan() {
         let clipped = ScaleType::E4m3.from_amax(3000.0, 6.0);
-        assert_eq!((clipped.bits, clipped.value, clipped.clamped), (0x7e, 448.0, true));
+        assert_eq!(
+            (clipped.bits, clipped.value, clipped.clamped),
+            (0x7e, 448.0, true)
+        );
         let exact = ScaleType::E4m3.from_amax(2688.0, 6.0);
         assert_eq!((exact.bits, exact.clamped), (0x7e, false));
     }

@@ -37,7 +37,12 @@ impl Composer {
     /// Starts with the file of a kernel.
     pub fn new(kernel: &str, text: &str) -> Composer {
         let parts = vec![(kernel.to_owned(), text.to_owned())];
-        Composer { kernel: kernel.to_owned(), parts, constants: BTreeMap::new(), glue: Vec::new() }
+        Composer {
+            kernel: kernel.to_owned(),
+            parts,
+            constants: BTreeMap::new(),
+            glue: Vec::new(),
+        }
     }
 
     /// Adds a part, unless one of that name is there.
@@ -71,10 +76,15 @@ impl Composer {
     /// Adds what reading one side's pages takes, under `prefix`: geometry, decoder, scales.
     pub fn reads_side(&mut self, prefix: &str, page: &PageLayout) -> &mut Composer {
         self.geometry(prefix, page);
-        self.side_part(prefix, "parts/read_side", include_str!("../shaders/parts/read_side.wgsl"));
+        self.side_part(
+            prefix,
+            "parts/read_side",
+            include_str!("../shaders/parts/read_side.wgsl"),
+        );
         let layout = page.side.layout;
         self.side_part(prefix, &format!("scales/{}", layout.name()), layout.wgsl());
-        self.decoder(prefix, page.side.element).scale_values(prefix, page.side.scale)
+        self.decoder(prefix, page.side.element)
+            .scale_values(prefix, page.side.scale)
     }
 
     /// Adds the geometry constants of one side under `prefix`.
@@ -111,8 +121,11 @@ impl Composer {
             "fn side_scale_from(amax: u32, odd: u32, power: i32) -> vec2<u32> {{ return stored_{}_from(amax, odd, power); }}",
             scale.name()
         ));
-        let given =
-            if page.side.layout == ScaleLayout::PerTensor { "tensor_scales[params.side_tensor]" } else { "1.0" };
+        let given = if page.side.layout == ScaleLayout::PerTensor {
+            "tensor_scales[params.side_tensor]"
+        } else {
+            "1.0"
+        };
         self.glue(format!("fn given_scale() -> f32 {{ return {given}; }}"))
     }
 
@@ -124,7 +137,10 @@ impl Composer {
 
     /// Adds the rounding to small floats.
     pub fn rounds_small_floats(&mut self) -> &mut Composer {
-        self.part("parts/small_float", include_str!("../shaders/parts/small_float.wgsl"))
+        self.part(
+            "parts/small_float",
+            include_str!("../shaders/parts/small_float.wgsl"),
+        )
     }
 
     /// Adds `f16_widen`.
@@ -148,7 +164,9 @@ impl Composer {
         } else if element != Element::F32 {
             self.part("parts/quotient", include_str!("../shaders/parts/quotient.wgsl"));
         }
-        self.glue(format!("fn {prefix}_encode(x: u32, s: f32) -> vec2<u32> {{ return {format}_encode(x, s); }}"))
+        self.glue(format!(
+            "fn {prefix}_encode(x: u32, s: f32) -> vec2<u32> {{ return {format}_encode(x, s); }}"
+        ))
     }
 
     fn scale_values(&mut self, prefix: &str, scale: ScaleType) -> &mut Composer {
@@ -168,7 +186,8 @@ impl Composer {
     pub fn compose(&self, target: Target) -> Result<String> {
         let mut enables = Vec::new();
         let mut body = String::new();
-        let mut replaced: BTreeMap<&str, u32> = self.constants.keys().map(|name| (name.as_str(), 0)).collect();
+        let mut replaced: BTreeMap<&str, u32> =
+            self.constants.keys().map(|name| (name.as_str(), 0)).collect();
         for (name, text) in &self.parts {
             body.push_str(&format!("// ======== {name}\n"));
             for line in text.lines() {
@@ -179,12 +198,14 @@ impl Composer {
                     }
                     continue;
                 }
-                let set = constant_line(line)
-                    .map(|parts| (parts, self.constants.get_key_value(parts.name)));
+                let set = constant_line(line).map(|parts| (parts, self.constants.get_key_value(parts.name)));
                 match set {
                     Some((parts, Some((name, value)))) => {
                         *replaced.entry(name).or_default() += 1;
-                        body.push_str(&format!("const {}: {} = {value};{}\n", parts.name, parts.kind, parts.comment));
+                        body.push_str(&format!(
+                            "const {}: {} = {value};{}\n",
+                            parts.name, parts.kind, parts.comment
+                        ));
                     }
                     _ => {
                         body.push_str(line);
@@ -195,8 +216,12 @@ impl Composer {
             body.push('\n');
         }
         if let Some((name, times)) = replaced.into_iter().find(|(_, times)| *times != 1) {
-            let message = format!("constant {name} was set and stands {times} times in the parts; it must stand once");
-            return Err(Error::Shader { kernel: self.kernel.clone(), message });
+            let message =
+                format!("constant {name} was set and stands {times} times in the parts; it must stand once");
+            return Err(Error::Shader {
+                kernel: self.kernel.clone(),
+                message,
+            });
         }
         if !self.glue.is_empty() {
             body.push_str("// ======== the names that the kernel calls\n");
@@ -213,7 +238,10 @@ impl Composer {
 /// An element's largest code as odd x 2^power.
 pub(crate) fn odd_and_power(element: Element) -> (u32, i32) {
     let largest = element.info().max as u32;
-    (largest >> largest.trailing_zeros(), largest.trailing_zeros() as i32)
+    (
+        largest >> largest.trailing_zeros(),
+        largest.trailing_zeros() as i32,
+    )
 }
 
 fn decode_half(element: Element) -> &'static str {
@@ -222,7 +250,11 @@ fn decode_half(element: Element) -> &'static str {
 }
 
 fn encode_half(element: Element) -> &'static str {
-    element.info().wgsl.split_once(ENCODE_MARK).map_or("", |(_, encode)| encode)
+    element
+        .info()
+        .wgsl
+        .split_once(ENCODE_MARK)
+        .map_or("", |(_, encode)| encode)
 }
 
 #[derive(Clone, Copy)]
@@ -247,7 +279,9 @@ fn with_prefix(text: &str, prefix: &str) -> String {
     let mut rest = text;
     while let Some(at) = rest.find(|c: char| c.is_ascii_alphanumeric() || c == '_') {
         let (before, word) = rest.split_at(at);
-        let end = word.find(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).unwrap_or(word.len());
+        let end = word
+            .find(|c: char| !(c.is_ascii_alphanumeric() || c == '_'))
+            .unwrap_or(word.len());
         let (word, after) = word.split_at(end);
         out.push_str(before);
         match (word.strip_prefix("side_"), word.strip_prefix("SIDE_")) {
@@ -292,24 +326,56 @@ mod tests {
     fn constants_must_stand_exactly_once() {
         let mut composer = Composer::new("k", "const A: u32 = 1u; // why\nfn k() {}\n");
         composer.set("A", 7_u32);
-        assert!(composer.compose(Target::Naga).unwrap().contains("const A: u32 = 7u; // why\n"));
+        assert!(
+            composer
+                .compose(Target::Naga)
+                .unwrap()
+                .contains("const A: u32 = 7u; // why\n")
+        );
         composer.set("B", 1_u32);
-        assert!(composer.compose(Target::Naga).unwrap_err().to_string().contains("constant B"));
+        assert!(
+            composer
+                .compose(Target::Naga)
+                .unwrap_err()
+                .to_string()
+                .contains("constant B")
+        );
         let mut twice = Composer::new("k", "const A: u32 = 1u;\n");
         twice.part("other", "const A: u32 = 1u;\n").set("A", 2_u32);
-        assert!(twice.compose(Target::Naga).unwrap_err().to_string().contains("2 times"));
+        assert!(
+            twice
+                .compose(Target::Naga)
+                .unwrap_err()
+                .to_string()
+                .contains("2 times")
+        );
     }
 
     #[test]
     fn enable_lines_move_to_the_top_and_subgroups_is_left_out_for_naga() {
         let mut composer = Composer::new("k", "fn k() {}\n");
-        composer.part("p", "enable f16;\nenable subgroups;\nfn p() {}\n").part("q", "enable f16;\n");
-        assert!(composer.compose(Target::Standard).unwrap().starts_with("enable f16;\nenable subgroups;\n// ="));
-        assert!(composer.compose(Target::Naga).unwrap().starts_with("enable f16;\n// ="));
+        composer
+            .part("p", "enable f16;\nenable subgroups;\nfn p() {}\n")
+            .part("q", "enable f16;\n");
+        assert!(
+            composer
+                .compose(Target::Standard)
+                .unwrap()
+                .starts_with("enable f16;\nenable subgroups;\n// =")
+        );
+        assert!(
+            composer
+                .compose(Target::Naga)
+                .unwrap()
+                .starts_with("enable f16;\n// =")
+        );
     }
 
     #[test]
     fn prefixes_change_whole_words_only() {
-        assert_eq!(with_prefix("side_a(SIDE_B, beside_c, x.side_d)", "k"), "k_a(K_B, beside_c, x.k_d)");
+        assert_eq!(
+            with_prefix("side_a(SIDE_B, beside_c, x.side_d)", "k"),
+            "k_a(K_B, beside_c, x.k_d)"
+        );
     }
 }

@@ -37,9 +37,17 @@ const NAMED: [(&str, Element, ScaleLayout, ScaleType); 10] = {
 
 impl Side {
     /// binary32, the reference side.
-    pub const F32: Side = Side { element: Element::F32, layout: ScaleLayout::None, scale: ScaleType::F32 };
+    pub const F32: Side = Side {
+        element: Element::F32,
+        layout: ScaleLayout::None,
+        scale: ScaleType::F32,
+    };
     /// binary16: also the format of open and recent tokens.
-    pub const F16: Side = Side { element: Element::F16, layout: ScaleLayout::None, scale: ScaleType::F32 };
+    pub const F16: Side = Side {
+        element: Element::F16,
+        layout: ScaleLayout::None,
+        scale: ScaleType::F32,
+    };
 
     /// Every named side; per-channel sides once for each group length.
     pub fn all() -> Vec<Side> {
@@ -47,7 +55,10 @@ impl Side {
             .flat_map(|(_, side)| match side.layout {
                 ScaleLayout::PerChannel { .. } => GROUPS
                     .iter()
-                    .map(|&group| Side { layout: ScaleLayout::PerChannel { group }, ..side })
+                    .map(|&group| Side {
+                        layout: ScaleLayout::PerChannel { group },
+                        ..side
+                    })
                     .collect(),
                 _ => vec![side],
             })
@@ -56,7 +67,11 @@ impl Side {
 
     /// The same side with its scales stored otherwise. Sides without a plane of scales stay as they are.
     pub fn with_scale_type(self, scale: ScaleType) -> Side {
-        if self.layout.has_plane() { Side { scale, ..self } } else { self }
+        if self.layout.has_plane() {
+            Side { scale, ..self }
+        } else {
+            self
+        }
     }
 
     /// The true cost of one number in bits, scales included; a per-tensor scale is not counted.
@@ -78,9 +93,16 @@ impl Side {
 }
 
 fn named() -> impl Iterator<Item = (&'static str, Side)> {
-    NAMED
-        .iter()
-        .map(|&(name, element, layout, scale)| (name, Side { element, layout, scale }))
+    NAMED.iter().map(|&(name, element, layout, scale)| {
+        (
+            name,
+            Side {
+                element,
+                layout,
+                scale,
+            },
+        )
+    })
 }
 
 /// Names for error messages and help.
@@ -91,14 +113,19 @@ pub fn known_names() -> String {
             _ => name.to_owned(),
         })
         .collect();
-    format!("{} with G = 8, 16, 32, 64 or 128 (default {DEFAULT_GROUP})", names.join(" "))
+    format!(
+        "{} with G = 8, 16, 32, 64 or 128 (default {DEFAULT_GROUP})",
+        names.join(" ")
+    )
 }
 
 impl fmt::Display for Side {
     /// The short name; the group is printed where it is not the default, the scale type where it is not the name's.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let same_axis = |a: ScaleLayout, b: ScaleLayout| std::mem::discriminant(&a) == std::mem::discriminant(&b);
-        let entry = named().find(|(_, side)| side.element == self.element && same_axis(side.layout, self.layout));
+        let same_axis =
+            |a: ScaleLayout, b: ScaleLayout| std::mem::discriminant(&a) == std::mem::discriminant(&b);
+        let entry =
+            named().find(|(_, side)| side.element == self.element && same_axis(side.layout, self.layout));
         match entry {
             Some((name, side)) => {
                 f.write_str(name)?;
@@ -106,9 +133,19 @@ impl fmt::Display for Side {
                     ScaleLayout::PerChannel { group } if group != DEFAULT_GROUP => write!(f, "({group})")?,
                     _ => {}
                 }
-                if self.scale != side.scale { write!(f, "+{}scale", self.scale.name()) } else { Ok(()) }
+                if self.scale != side.scale {
+                    write!(f, "+{}scale", self.scale.name())
+                } else {
+                    Ok(())
+                }
             }
-            None => write!(f, "{}:{}:{}", self.element.info().name, self.layout.name(), self.scale.name()),
+            None => write!(
+                f,
+                "{}:{}:{}",
+                self.element.info().name,
+                self.layout.name(),
+                self.scale.name()
+            ),
         }
     }
 }
@@ -117,7 +154,11 @@ impl FromStr for Side {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Side> {
-        let unknown = |reason: String| Error::UnknownFormat { name: text.to_owned(), reason, known: known_names() };
+        let unknown = |reason: String| Error::UnknownFormat {
+            name: text.to_owned(),
+            reason,
+            known: known_names(),
+        };
         let (name, group) = match text.split_once('(') {
             None => (text, None),
             Some((name, rest)) => match rest.strip_suffix(')').map(str::parse::<u32>) {
@@ -125,13 +166,16 @@ impl FromStr for Side {
                 _ => return Err(unknown("the group is not a number in parentheses".to_owned())),
             },
         };
-        let (_, mut side) =
-            named().find(|(known, _)| *known == name).ok_or_else(|| unknown("no side has this name".to_owned()))?;
+        let (_, mut side) = named()
+            .find(|(known, _)| *known == name)
+            .ok_or_else(|| unknown("no side has this name".to_owned()))?;
         match (&mut side.layout, group) {
             (_, None) => {}
             (ScaleLayout::PerChannel { group }, Some(asked)) if GROUPS.contains(&asked) => *group = asked,
             (ScaleLayout::PerChannel { .. }, Some(asked)) => {
-                return Err(unknown(format!("a group of {asked} tokens is not one of 8, 16, 32, 64, 128")));
+                return Err(unknown(format!(
+                    "a group of {asked} tokens is not one of 8, 16, 32, 64, 128"
+                )));
             }
             (_, Some(_)) => return Err(unknown(format!("`{name}` has no token groups"))),
         }
@@ -149,7 +193,16 @@ pub struct Pair {
 }
 
 /// The eight pairs of the drift table, in its order.
-pub const TABLE: [&str; 8] = ["f16", "fp8", "int8", "fp4", "int4", "int4c/int4", "int2", "int2c/int2"];
+pub const TABLE: [&str; 8] = [
+    "f16",
+    "fp8",
+    "int8",
+    "fp4",
+    "int4",
+    "int4c/int4",
+    "int2",
+    "int2c/int2",
+];
 
 impl Pair {
     /// The same side for both.
@@ -165,13 +218,18 @@ impl Pair {
 
     /// The default page length: 64 tokens, or the longest group of both sides.
     pub fn default_page_tokens(self) -> u32 {
-        64.max(self.k.layout.token_group()).max(self.v.layout.token_group())
+        64.max(self.k.layout.token_group())
+            .max(self.v.layout.token_group())
     }
 }
 
 impl fmt::Display for Pair {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.k == self.v { write!(f, "{}", self.k) } else { write!(f, "{}/{}", self.k, self.v) }
+        if self.k == self.v {
+            write!(f, "{}", self.k)
+        } else {
+            write!(f, "{}/{}", self.k, self.v)
+        }
     }
 }
 
@@ -181,7 +239,10 @@ impl FromStr for Pair {
     fn from_str(text: &str) -> Result<Pair> {
         match text.split_once('/') {
             None => Ok(Pair::same(text.parse()?)),
-            Some((k, v)) => Ok(Pair { k: k.parse()?, v: v.parse()? }),
+            Some((k, v)) => Ok(Pair {
+                k: k.parse()?,
+                v: v.parse()?,
+            }),
         }
     }
 }
@@ -198,14 +259,31 @@ mod tests {
         for name in TABLE {
             assert_eq!(name.parse::<Pair>().unwrap().to_string(), name);
         }
-        assert_eq!("int4c(32)/int4".parse::<Pair>().unwrap().to_string(), "int4c/int4");
+        assert_eq!(
+            "int4c(32)/int4".parse::<Pair>().unwrap().to_string(),
+            "int4c/int4"
+        );
     }
 
     #[test]
     fn bad_names_are_refused_with_the_name_and_the_choices() {
-        for name in ["", "int3", "int4c(", "int4c(7)", "int4(32)", "f16/", "a/b/c", "INT4", "int4c(32)x", "int4c(-8)"] {
+        for name in [
+            "",
+            "int3",
+            "int4c(",
+            "int4c(7)",
+            "int4(32)",
+            "f16/",
+            "a/b/c",
+            "INT4",
+            "int4c(32)x",
+            "int4c(-8)",
+        ] {
             let message = name.parse::<Pair>().unwrap_err().to_string();
-            assert!(message.contains("fp8") && message.contains("int4c(G)"), "{name}: {message}");
+            assert!(
+                message.contains("fp8") && message.contains("int4c(G)"),
+                "{name}: {message}"
+            );
         }
     }
 

@@ -22,7 +22,12 @@ pub fn slot_runs(page: u32, first: u32, last: u32, source: impl Fn(u32) -> u32, 
     let mut slot = first;
     while slot < last {
         let end = (slot / 4 * 4 + 4).min(last);
-        out.push(SlotRun { page, slot, count: end - slot, source: source(slot) });
+        out.push(SlotRun {
+            page,
+            slot,
+            count: end - slot,
+            source: source(slot),
+        });
         slot = end;
     }
 }

@@ -24,13 +24,13 @@ use std::sync::OnceLock;
 use crate::error::{Error, Result};
 use crate::formats::Element;
 use crate::gpu::Gpu;
+use crate::kernels::RowStrides;
 use crate::kernels::amax::{self, Amax};
 use crate::kernels::attention_merge::AttentionMerge;
 use crate::kernels::attention_split::{self, AttentionSplit, Tiling};
 use crate::kernels::quantize::{self, Quantize, Source};
 use crate::kernels::quantize_group::QuantizeGroup;
 use crate::kernels::tensor_scale::{self, TensorScale};
-use crate::kernels::RowStrides;
 use crate::pages::{PageLayout, heads_ratio};
 use crate::scales::ScaleLayout;
 use crate::work::{SlotRun, Status};
@@ -97,16 +97,27 @@ impl KvCache {
         let pool = |what: &str, page: &PageLayout| gpu.zeros(what, page.bytes() * u64::from(spec.pages));
         let mut layers = Vec::new();
         for _ in 0..spec.layers {
-            let waiting = |s: usize| geometry.waiting[s].map(|page| pool("pages of waiting tokens", &page)).transpose();
+            let waiting = |s: usize| {
+                geometry.waiting[s]
+                    .map(|page| pool("pages of waiting tokens", &page))
+                    .transpose()
+            };
             layers.push(Pools {
-                packed: [pool("K pages", &geometry.packed[K])?, pool("V pages", &geometry.packed[V])?],
+                packed: [
+                    pool("K pages", &geometry.packed[K])?,
+                    pool("V pages", &geometry.packed[V])?,
+                ],
                 waiting: [waiting(K)?, waiting(V)?],
             });
         }
         let side = |s: usize| -> Result<SideKernels> {
             let page = &geometry.packed[s];
             Ok(match &geometry.waiting[s] {
-                None => SideKernels { direct: Some(Quantize::plan(gpu, page, &Source::F32)?), wait: None, pack: None },
+                None => SideKernels {
+                    direct: Some(Quantize::plan(gpu, page, &Source::F32)?),
+                    wait: None,
+                    pack: None,
+                },
                 Some(waiting) => SideKernels {
                     direct: None,
                     wait: Some(Quantize::plan(gpu, waiting, &Source::F32)?),
@@ -164,7 +175,10 @@ impl KvCache {
 
     /// Bytes of all pool buffers, whether their pages are in use or not.
     pub fn allocated_bytes(&self) -> u64 {
-        let pools = self.layers.iter().flat_map(|l| l.packed.iter().chain(l.waiting.iter().flatten()));
+        let pools = self
+            .layers
+            .iter()
+            .flat_map(|l| l.packed.iter().chain(l.waiting.iter().flatten()));
         pools.map(wgpu::Buffer::size).sum()
     }
 
@@ -175,7 +189,11 @@ impl KvCache {
     pub fn step(&mut self, requests: &[(SequenceId, u32)]) -> Result<Step<'_>> {
         let plan = self.book.plan(requests, self.tilings[1].token_tile)?;
         match self.prepare(&plan) {
-            Ok(lists) => Ok(Step { cache: self, plan: Some(plan), lists }),
+            Ok(lists) => Ok(Step {
+                cache: self,
+                plan: Some(plan),
+                lists,
+            }),
             Err(e) => {
                 self.book.abandon(plan);
                 Err(e)
@@ -189,14 +207,23 @@ impl KvCache {
             let capacity = plan.partials.next_power_of_two().max(64);
             self.partials = Some(Partials {
                 capacity,
-                o: self.gpu.zeros("attention partials", u64::from(capacity) * u64::from(v_head_dim) * 4)?,
-                ml: self.gpu.zeros("attention partial sums", u64::from(capacity) * 8)?,
+                o: self.gpu.zeros(
+                    "attention partials",
+                    u64::from(capacity) * u64::from(v_head_dim) * 4,
+                )?,
+                ml: self
+                    .gpu
+                    .zeros("attention partial sums", u64::from(capacity) * 8)?,
             });
         }
         let runs = |what: &str, runs: &[SlotRun]| self.gpu.upload(what, runs);
         let writes = |s: usize| -> Result<[wgpu::Buffer; 3]> {
             let side = &plan.sides[s];
-            Ok([runs("direct runs", &side.direct)?, runs("waiting runs", &side.wait)?, runs("pack runs", &side.pack)?])
+            Ok([
+                runs("direct runs", &side.direct)?,
+                runs("waiting runs", &side.wait)?,
+                runs("pack runs", &side.pack)?,
+            ])
         };
         let mut items = BTreeMap::new();
         for (kind, list) in &plan.segments {
@@ -207,7 +234,9 @@ impl KvCache {
             items,
             table: self.gpu.upload("page table", &plan.table)?,
             merges: self.gpu.upload("merges", &plan.merges)?,
-            lse: self.gpu.zeros("lse", u64::from(plan.tokens) * u64::from(q_heads) * 4)?,
+            lse: self
+                .gpu
+                .zeros("lse", u64::from(plan.tokens) * u64::from(q_heads) * 4)?,
         })
     }
 
@@ -246,7 +275,8 @@ impl KvCache {
         self.gpu.submit("calibration", |encoder| {
             let mut pass = encoder.begin_compute_pass(&Default::default());
             let params = tensor_scale::Params { first: 0, slots };
-            self.tensor_scale.encode(&self.gpu, &mut pass, [&self.largest, &scales], params)
+            self.tensor_scale
+                .encode(&self.gpu, &mut pass, [&self.largest, &scales], params)
         })?;
         self.gpu.read("calibrated scales", &scales, slots as usize / 2)
     }
@@ -263,13 +293,18 @@ impl KvCache {
             }
         };
         let pools = [read(false)?, read(true)?];
-        self.book.live_words(id, side, |waiting| pools[usize::from(waiting)].clone())
+        self.book
+            .live_words(id, side, |waiting| pools[usize::from(waiting)].clone())
     }
 
     /// A layer's pool of packed pages, or of pages in which tokens wait (where there is one).
     pub fn pool(&self, layer: u32, side: usize, waiting: bool) -> Option<&wgpu::Buffer> {
         let pools = self.layers.get(layer as usize)?;
-        if waiting { pools.waiting[side].as_ref() } else { Some(&pools.packed[side]) }
+        if waiting {
+            pools.waiting[side].as_ref()
+        } else {
+            Some(&pools.packed[side])
+        }
     }
 }
 
@@ -325,25 +360,46 @@ impl Step<'_> {
         s: usize,
         rows: &wgpu::Buffer,
     ) -> Result<()> {
-        let KvCache { gpu, book, layers, sides, tensor_scales, status, .. } = &*self.cache;
+        let KvCache {
+            gpu,
+            book,
+            layers,
+            sides,
+            tensor_scales,
+            status,
+            ..
+        } = &*self.cache;
         let page = book.geometry().packed[s];
         let pools = &layers[layer as usize];
         let tensor = layer * 2 + s as u32;
         if page.side.layout == ScaleLayout::PerTensor && book.spec().tensor_scales == TensorScales::FromRows {
             self.largest_of(plan, pass, layer, s, rows)?;
-            let params = tensor_scale::Params { first: tensor, slots: 1 };
-            self.cache.tensor_scale.encode(gpu, pass, [&self.cache.largest, tensor_scales], params)?;
+            let params = tensor_scale::Params {
+                first: tensor,
+                slots: 1,
+            };
+            self.cache
+                .tensor_scale
+                .encode(gpu, pass, [&self.cache.largest, tensor_scales], params)?;
         }
         let kernels = &sides[s];
         let [direct, wait, pack] = &self.lists.writes[s];
         let writes = &plan.sides[s];
         let dense = RowStrides::dense(&page);
-        let buffers = |source, runs, pages| quantize::Buffers { source, runs, tensor_scales, pages, status };
+        let buffers = |source, runs, pages| quantize::Buffers {
+            source,
+            runs,
+            tensor_scales,
+            pages,
+            status,
+        };
         if let Some(kernel) = &kernels.direct {
             let b = buffers(rows, direct, &pools.packed[s]);
             kernel.encode(gpu, pass, &b, writes.direct.len() as u32, dense, tensor)?;
         }
-        let Some(waiting) = &pools.waiting[s] else { return Ok(()) };
+        let Some(waiting) = &pools.waiting[s] else {
+            return Ok(());
+        };
         if let Some(kernel) = &kernels.wait {
             let b = buffers(rows, wait, waiting);
             kernel.encode(gpu, pass, &b, writes.wait.len() as u32, dense, tensor)?;
@@ -372,8 +428,14 @@ impl Step<'_> {
             allowed: u64::from(u32::MAX),
             advice: "append in smaller chunks".to_owned(),
         })?;
-        let params = amax::Params { numbers, offset: 0, slot: layer * 2 + s as u32 };
-        self.cache.amax.encode(&self.cache.gpu, pass, [rows, &self.cache.largest], params)
+        let params = amax::Params {
+            numbers,
+            offset: 0,
+            slot: layer * 2 + s as u32,
+        };
+        self.cache
+            .amax
+            .encode(&self.cache.gpu, pass, [rows, &self.cache.largest], params)
     }
 
     /// Records the calibration of per-tensor scales on a layer's rows: their largest magnitude is remembered for
@@ -406,12 +468,18 @@ impl Step<'_> {
         q: &wgpu::Buffer,
         output: &wgpu::Buffer,
     ) -> Result<()> {
-        let (Some(plan), Some(partials)) = (&self.plan, &self.cache.partials) else { return Ok(()) };
+        let (Some(plan), Some(partials)) = (&self.plan, &self.cache.partials) else {
+            return Ok(());
+        };
         let cache = &*self.cache;
         self.check_rows(layer, [])?;
         let heads = u64::from(plan.tokens) * u64::from(cache.book.spec().q_heads) * 4;
         check_bytes("q bytes", q, heads * u64::from(cache.book.spec().k_head_dim))?;
-        check_bytes("output bytes", output, heads * u64::from(cache.book.spec().v_head_dim))?;
+        check_bytes(
+            "output bytes",
+            output,
+            heads * u64::from(cache.book.spec().v_head_dim),
+        )?;
         let pools = &cache.layers[layer as usize];
         for (kind, items) in &plan.segments {
             let side = |s: usize, waits: bool| match (waits, &pools.waiting[s]) {
@@ -430,9 +498,17 @@ impl Step<'_> {
             };
             let tensor = [layer * 2, layer * 2 + 1];
             let items = items.len() as u32;
-            cache.attention(*kind)?.encode(&cache.gpu, pass, &buffers, items, cache.scale, tensor)?;
+            cache
+                .attention(*kind)?
+                .encode(&cache.gpu, pass, &buffers, items, cache.scale, tensor)?;
         }
-        let merge = [&self.lists.merges, &partials.o, &partials.ml, output, &self.lists.lse];
+        let merge = [
+            &self.lists.merges,
+            &partials.o,
+            &partials.ml,
+            output,
+            &self.lists.lse,
+        ];
         cache.merge.encode(&cache.gpu, pass, merge, plan.tokens)
     }
 

@@ -81,17 +81,29 @@ impl CacheSpec {
             return shape("pages", self.pages, "1 to 2^24 pages a pool");
         }
         if ![Side::F16, Side::F32].contains(&self.waiting) {
-            return shape("waiting bits", self.waiting.element.bits(), "tokens wait as f16 (or f32)");
+            return shape(
+                "waiting bits",
+                self.waiting.element.bits(),
+                "tokens wait as f16 (or f32)",
+            );
         }
         crate::pages::heads_ratio(self.q_heads, self.kv_heads.max(1))?;
         let dims = [self.k_head_dim, self.v_head_dim];
         let sides = [self.pair.k, self.pair.v];
         let page = |side, s: usize| PageLayout::new(side, self.kv_heads, dims[s], self.page_tokens);
-        let waits = |s: usize| sides[s].waits(self.window[s]).then(|| page(self.waiting, s)).transpose();
+        let waits = |s: usize| {
+            sides[s]
+                .waits(self.window[s])
+                .then(|| page(self.waiting, s))
+                .transpose()
+        };
         if let TensorScales::Given(scales) = &self.tensor_scales {
             self.check_scales(scales)?;
         }
-        Ok(Geometry { packed: [page(sides[K], K)?, page(sides[V], V)?], waiting: [waits(K)?, waits(V)?] })
+        Ok(Geometry {
+            packed: [page(sides[K], K)?, page(sides[V], V)?],
+            waiting: [waits(K)?, waits(V)?],
+        })
     }
 
     fn check_scales(&self, scales: &[[f32; 2]]) -> Result<()> {
@@ -110,7 +122,10 @@ impl CacheSpec {
                 // Written so that NaN is refused.
                 if used(s) && !GIVEN_SCALE.contains(&f64::from(value)) {
                     let what = format!("layer {layer}, {}", ["K", "V"][s]);
-                    return Err(Error::TensorScale { what, value: f64::from(value) });
+                    return Err(Error::TensorScale {
+                        what,
+                        value: f64::from(value),
+                    });
                 }
             }
         }
@@ -237,7 +252,13 @@ impl Book {
         let geometry = spec.geometry()?;
         let all: Vec<u32> = (0..spec.pages).rev().collect();
         let pools = Pools([[all.clone(), all.clone()], [all.clone(), all]]);
-        Ok(Book { spec, geometry, pools, sequences: BTreeMap::new(), opened: 0 })
+        Ok(Book {
+            spec,
+            geometry,
+            pools,
+            sequences: BTreeMap::new(),
+            opened: 0,
+        })
     }
 
     /// The spec.
@@ -416,7 +437,10 @@ impl Book {
                 advice: advice.to_owned(),
             };
             if requests[..i].iter().any(|r| r.0 == id) {
-                return Err(refuse("the sequence is named twice in one step", "name each sequence once"));
+                return Err(refuse(
+                    "the sequence is named twice in one step",
+                    "name each sequence once",
+                ));
             }
             let mut sequence = self.sequence(id)?.clone();
             if self.scales_from_rows() && self.sequences.values().any(|held| held.len > 0) {
@@ -429,7 +453,10 @@ impl Book {
             let len = u64::from(sequence.len) + u64::from(new);
             let tokens = u64::from(plan.tokens) + u64::from(new);
             if len > 1 << 31 || tokens > 1 << 31 {
-                return Err(refuse("a sequence or step holds at most 2^31 tokens", "split the work"));
+                return Err(refuse(
+                    "a sequence or step holds at most 2^31 tokens",
+                    "split the work",
+                ));
             }
             for s in [K, V] {
                 self.plan_side(s, &mut sequence, new, first_row, plan, &mut missing[s]);
@@ -458,7 +485,9 @@ impl Book {
         let old = sequence.len;
         let len = old + new;
         let state = &mut sequence.sides[s];
-        let StepPlan { sides, taken, freed, .. } = plan;
+        let StepPlan {
+            sides, taken, freed, ..
+        } = plan;
         let writes = &mut sides[s];
         let mut take = |pools: &mut Pools, kind: Kind| match pools.of(s, kind).pop() {
             Some(page) => {
@@ -486,9 +515,18 @@ impl Book {
             return;
         }
         for (place, first, last) in page_ranges(old, len, page_tokens) {
-            let page = *state.waiting.entry(place).or_insert_with(|| take(&mut self.pools, Kind::Waiting));
+            let page = *state
+                .waiting
+                .entry(place)
+                .or_insert_with(|| take(&mut self.pools, Kind::Waiting));
             let start = place * page_tokens;
-            slot_runs(page, first, last, |slot| first_row + (start + slot - old), &mut writes.wait);
+            slot_runs(
+                page,
+                first,
+                last,
+                |slot| first_row + (start + slot - old),
+                &mut writes.wait,
+            );
         }
         let side = [self.spec.pair.k, self.spec.pair.v][s];
         let group = side.layout.token_group();
@@ -500,7 +538,12 @@ impl Book {
                 slot_runs(page, first, last, |_| from, &mut writes.pack);
             } else {
                 let groups = (first..last).step_by(group as usize);
-                writes.pack.extend(groups.map(|slot| SlotRun { page, slot, count: group, source: from }));
+                writes.pack.extend(groups.map(|slot| SlotRun {
+                    page,
+                    slot,
+                    count: group,
+                    source: from,
+                }));
             }
         }
         state.boundary = boundary;
@@ -511,7 +554,11 @@ impl Book {
             .copied()
             .filter(|place| ((place + 1) * page_tokens).min(len) <= boundary)
             .collect();
-        freed.extend(emptied.iter().filter_map(|place| Some((s, Kind::Waiting, state.waiting.remove(place)?))));
+        freed.extend(
+            emptied
+                .iter()
+                .filter_map(|place| Some((s, Kind::Waiting, state.waiting.remove(place)?))),
+        );
     }
 
     /// Attention of one sequence's new tokens over all its tokens: ranges by format, cut into splits, times tiles of
@@ -524,7 +571,8 @@ impl Book {
         token_tile: u32,
         plan: &mut StepPlan,
     ) -> Result<()> {
-        let (page_tokens, split, q_heads) = (self.spec.page_tokens, self.spec.split_tokens(), self.spec.q_heads);
+        let (page_tokens, split, q_heads) =
+            (self.spec.page_tokens, self.spec.split_tokens(), self.spec.q_heads);
         let [k, v] = &sequence.sides;
         let prefill = new > 1;
         struct Piece {
@@ -535,22 +583,46 @@ impl Book {
             position: u32,
         }
         let mut pieces = Vec::new();
-        let cuts = [0, k.boundary.min(v.boundary), k.boundary.max(v.boundary), sequence.len];
+        let cuts = [
+            0,
+            k.boundary.min(v.boundary),
+            k.boundary.max(v.boundary),
+            sequence.len,
+        ];
         for range in cuts.windows(2) {
             let mut start = range[0];
             while start < range[1] {
                 let end = ((start / split + 1) * split).min(range[1]);
-                let kind = SegmentKind { k_waits: start >= k.boundary, v_waits: start >= v.boundary, prefill };
+                let kind = SegmentKind {
+                    k_waits: start >= k.boundary,
+                    v_waits: start >= v.boundary,
+                    prefill,
+                };
                 let table = plan.table.len() as u32;
                 for (place, first, last) in page_ranges(start, end, page_tokens) {
                     let page = |side: &SideState, waits: bool| {
-                        if waits { side.waiting[&place] } else { side.packed[place as usize] }
+                        if waits {
+                            side.waiting[&place]
+                        } else {
+                            side.packed[place as usize]
+                        }
                     };
                     let (k_page, v_page) = (page(k, kind.k_waits), page(v, kind.v_waits));
-                    plan.table.push(TableEntry { k_page, v_page, first, last });
+                    plan.table.push(TableEntry {
+                        k_page,
+                        v_page,
+                        first,
+                        last,
+                    });
                 }
                 let pages = plan.table.len() as u32 - table;
-                pieces.push(Piece { kind, start, table, pages, position: start / page_tokens * page_tokens });
+                pieces.push(Piece {
+                    kind,
+                    start,
+                    table,
+                    pages,
+                    position: start / page_tokens * page_tokens,
+                });
                 start = end;
             }
         }
@@ -559,7 +631,9 @@ impl Book {
             let queries = tile.min(new - first);
             let query_position = sequence.len - new + first;
             let stride = queries * q_heads;
-            let visible = pieces.iter().take_while(|piece| piece.start < query_position + queries);
+            let visible = pieces
+                .iter()
+                .take_while(|piece| piece.start < query_position + queries);
             let mut count = 0;
             let base = plan.partials;
             for piece in visible {
@@ -581,7 +655,12 @@ impl Book {
                 allowed: u64::from(u32::MAX),
                 advice: "split the prompt into chunks".to_owned(),
             })?;
-            let merges = (0..queries).map(|t| Merge { first: base + t * q_heads, stride, count, row: first_row + first + t });
+            let merges = (0..queries).map(|t| Merge {
+                first: base + t * q_heads,
+                stride,
+                count,
+                row: first_row + first + t,
+            });
             plan.merges.extend(merges);
         }
         Ok(())
@@ -607,7 +686,11 @@ impl Book {
 
 /// The pages that hold tokens [start, end): (place in the sequence, first slot, end of slots).
 fn page_ranges(start: u32, end: u32, page_tokens: u32) -> impl Iterator<Item = (u32, u32, u32)> {
-    let places = if start < end { start / page_tokens..end.div_ceil(page_tokens) } else { 0..0 };
+    let places = if start < end {
+        start / page_tokens..end.div_ceil(page_tokens)
+    } else {
+        0..0
+    };
     places.map(move |place| {
         let begin = place * page_tokens;
         (place, start.saturating_sub(begin), (end - begin).min(page_tokens))

@@ -2,7 +2,10 @@
 
 use super::{ElementInfo, Float, round_to_float};
 
-const GRID: Float = Float { mantissa_bits: 1, least: -1 };
+const GRID: Float = Float {
+    mantissa_bits: 1,
+    least: -1,
+};
 const LARGEST: u64 = 7;
 
 pub(super) const INFO: ElementInfo = ElementInfo {
@@ -26,7 +29,10 @@ mod tests {
     use crate::formats::Element;
 
     fn codes(values: &[f32]) -> Vec<u32> {
-        values.iter().map(|&x| Element::E2m1.encode(x, 1.0).code).collect()
+        values
+            .iter()
+            .map(|&x| Element::E2m1.encode(x, 1.0).code)
+            .collect()
     }
 
     #[test]

@@ -4,7 +4,10 @@
 use super::{ElementInfo, Float, round_to_float};
 
 /// The grid of E4M3.
-const GRID: Float = Float { mantissa_bits: 3, least: -9 };
+const GRID: Float = Float {
+    mantissa_bits: 3,
+    least: -9,
+};
 /// The pattern of 448.
 const LARGEST: u64 = 0x7e;
 
@@ -56,7 +59,11 @@ mod tests {
         ];
         for (x, code, saturated, non_finite) in cases {
             let got = Element::E4m3.encode(x, 1.0);
-            assert_eq!((got.code, got.saturated, got.non_finite), (code, saturated, non_finite), "{x}");
+            assert_eq!(
+                (got.code, got.saturated, got.non_finite),
+                (code, saturated, non_finite),
+                "{x}"
+            );
         }
     }
 

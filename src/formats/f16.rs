@@ -3,7 +3,10 @@
 use super::{ElementInfo, Float, round_to_float};
 
 /// The grid of binary16.
-const GRID: Float = Float { mantissa_bits: 10, least: -24 };
+const GRID: Float = Float {
+    mantissa_bits: 10,
+    least: -24,
+};
 /// The pattern of 65504.
 const LARGEST: u64 = 0x7bff;
 

@@ -124,7 +124,11 @@ impl Element {
         let info = self.info();
         let non_finite = !x.is_finite();
         if x.is_nan() {
-            return Encoded { code: 0, non_finite, saturated: false };
+            return Encoded {
+                code: 0,
+                non_finite,
+                saturated: false,
+            };
         }
         let x = flush(x);
         let quotient = if x.is_infinite() && scale != 0.0 {

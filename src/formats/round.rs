@@ -36,18 +36,30 @@ mod tests {
 
     #[test]
     fn agrees_with_the_f32_cast() {
-        let binary32 = Float { mantissa_bits: 23, least: -149 };
+        let binary32 = Float {
+            mantissa_bits: 23,
+            least: -149,
+        };
         let mut state = 1_u64;
         for _ in 0..200_000 {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             let x = f64::from_bits((state >> 12) | ((state % 200 + 923) << 52));
-            assert_eq!(round_to_float(x, binary32), u64::from((x as f32).to_bits()), "{x:e}");
+            assert_eq!(
+                round_to_float(x, binary32),
+                u64::from((x as f32).to_bits()),
+                "{x:e}"
+            );
         }
     }
 
     #[test]
     fn ties_go_to_the_even_pattern() {
-        let e4m3 = Float { mantissa_bits: 3, least: -9 };
+        let e4m3 = Float {
+            mantissa_bits: 3,
+            least: -9,
+        };
         assert_eq!(round_to_float(464.0, e4m3), 0x7e);
         assert_eq!(round_to_float(464.1, e4m3), 0x7f);
         assert_eq!(round_to_float(0.0009765625, e4m3), 0);

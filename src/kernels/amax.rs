@@ -29,8 +29,11 @@ pub const BINDINGS: &[Binding] = &[
 ];
 
 /// In the list of kernels.
-pub const LISTED: Listed =
-    Listed { name: "amax", wgsl: include_str!("../../shaders/amax.wgsl"), bindings: BINDINGS };
+pub const LISTED: Listed = Listed {
+    name: "amax",
+    wgsl: include_str!("../../shaders/amax.wgsl"),
+    bindings: BINDINGS,
+};
 
 /// Numbers of one invocation.
 const PER_INVOCATION: u32 = 16;
@@ -54,7 +57,9 @@ impl Amax {
     /// # Errors
     /// [`crate::Error::Shader`] where the driver refuses it.
     pub fn plan(gpu: &Gpu) -> Result<Amax> {
-        Ok(Amax { kernel: gpu.kernel(LISTED.name, BINDINGS, &composer())? })
+        Ok(Amax {
+            kernel: gpu.kernel(LISTED.name, BINDINGS, &composer())?,
+        })
     }
 
     /// Records one dispatch: the largest magnitude of `numbers` f32 from `offset` on joins `largest[slot]`.
@@ -69,7 +74,8 @@ impl Amax {
         params: Params,
     ) -> Result<()> {
         let groups = groups_for(LISTED.name, u64::from(params.numbers.div_ceil(PER_INVOCATION)))?;
-        self.kernel.encode(gpu, pass, &[&gpu.uniform(&params), source, largest], groups);
+        self.kernel
+            .encode(gpu, pass, &[&gpu.uniform(&params), source, largest], groups);
         Ok(())
     }
 }

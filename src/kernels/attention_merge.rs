@@ -30,8 +30,11 @@ pub const BINDINGS: &[Binding] = &[
 ];
 
 /// In the list of kernels.
-pub const LISTED: Listed =
-    Listed { name: "attention_merge", wgsl: include_str!("../../shaders/attention_merge.wgsl"), bindings: BINDINGS };
+pub const LISTED: Listed = Listed {
+    name: "attention_merge",
+    wgsl: include_str!("../../shaders/attention_merge.wgsl"),
+    bindings: BINDINGS,
+};
 
 /// The planned kernel.
 #[derive(Debug)]
@@ -71,8 +74,16 @@ impl AttentionMerge {
     ) -> Result<()> {
         let rows = u64::from(tokens) * u64::from(self.q_heads);
         let [x, y] = fold(LISTED.name, rows)?;
-        let params = gpu.uniform(&Params { rows: rows as u32, q_heads: self.q_heads });
-        self.kernel.encode(gpu, pass, &[&params, merges, partial_o, partial_ml, output, lse], [x, y, 1]);
+        let params = gpu.uniform(&Params {
+            rows: rows as u32,
+            q_heads: self.q_heads,
+        });
+        self.kernel.encode(
+            gpu,
+            pass,
+            &[&params, merges, partial_o, partial_ml, output, lse],
+            [x, y, 1],
+        );
         Ok(())
     }
 }

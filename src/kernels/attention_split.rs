@@ -40,8 +40,11 @@ pub const BINDINGS: &[Binding] = &[
 ];
 
 /// In the list of kernels.
-pub const LISTED: Listed =
-    Listed { name: "attention_split", wgsl: include_str!("../../shaders/attention_split.wgsl"), bindings: BINDINGS };
+pub const LISTED: Listed = Listed {
+    name: "attention_split",
+    wgsl: include_str!("../../shaders/attention_split.wgsl"),
+    bindings: BINDINGS,
+};
 
 /// Workgroup memory that WebGPU guarantees, in bytes.
 const WORKGROUP_BYTES: u32 = 16_384;
@@ -67,8 +70,15 @@ impl Tiling {
         let rows = (WORKGROUP_BYTES / row_bytes(k.head_dim)).min(MAX_ROWS);
         // Even tiles: 12 heads are 6 + 6 rather than 8 + 4.
         let head_tile = ratio.div_ceil(ratio.div_ceil(rows));
-        let token_tile = if prefill { (PREFILL_ROWS / head_tile).clamp(1, rows / head_tile) } else { 1 };
-        Tiling { head_tile, token_tile }
+        let token_tile = if prefill {
+            (PREFILL_ROWS / head_tile).clamp(1, rows / head_tile)
+        } else {
+            1
+        };
+        Tiling {
+            head_tile,
+            token_tile,
+        }
     }
 
     /// Workgroup memory of the kernel, in bytes: each of its arrays takes a multiple of 16.
@@ -157,19 +167,32 @@ impl AttentionSplit {
     /// # Errors
     /// [`Error::Shape`] for a head ratio outside 1..=16 or pages of different length, those of [`Tiling::check`], and
     /// [`Error::Shader`] where the driver refuses the kernel.
-    pub fn plan(gpu: &Gpu, k: &PageLayout, v: &PageLayout, q_heads: u32, tiling: Tiling) -> Result<AttentionSplit> {
+    pub fn plan(
+        gpu: &Gpu,
+        k: &PageLayout,
+        v: &PageLayout,
+        q_heads: u32,
+        tiling: Tiling,
+    ) -> Result<AttentionSplit> {
         let ratio = heads_ratio(q_heads, k.heads)?;
         tiling.check(k)?;
         if k.tokens != v.tokens || k.heads != v.heads {
             return Err(Error::Shape {
                 what: "V page_tokens",
                 value: u64::from(v.tokens),
-                limit: format!("K pages hold {} tokens of {} heads; V pages must too", k.tokens, k.heads),
+                limit: format!(
+                    "K pages hold {} tokens of {} heads; V pages must too",
+                    k.tokens, k.heads
+                ),
                 advice: "use one page length and one number of KV heads for both sides".to_owned(),
             });
         }
         let kernel = gpu.kernel(LISTED.name, BINDINGS, &composer(k, v, ratio, tiling))?;
-        Ok(AttentionSplit { kernel, columns: k.heads * ratio.div_ceil(tiling.head_tile), q_heads })
+        Ok(AttentionSplit {
+            kernel,
+            columns: k.heads * ratio.div_ceil(tiling.head_tile),
+            q_heads,
+        })
     }
 
     /// Records one dispatch over `items` work items; `tensor` are the places of K's and V's per-tensor scales.
@@ -187,7 +210,13 @@ impl AttentionSplit {
     ) -> Result<()> {
         let [x, y] = fold(LISTED.name, u64::from(items))?;
         let [k_tensor, v_tensor] = tensor;
-        let params = gpu.uniform(&Params { items, q_heads: self.q_heads, scale, k_tensor, v_tensor });
+        let params = gpu.uniform(&Params {
+            items,
+            q_heads: self.q_heads,
+            scale,
+            k_tensor,
+            v_tensor,
+        });
         let b = buffers;
         let bound = [
             &params,

@@ -30,8 +30,11 @@ pub const BINDINGS: &[Binding] = &[
 ];
 
 /// In the list of kernels.
-pub const LISTED: Listed =
-    Listed { name: "dequantize", wgsl: include_str!("../../shaders/dequantize.wgsl"), bindings: BINDINGS };
+pub const LISTED: Listed = Listed {
+    name: "dequantize",
+    wgsl: include_str!("../../shaders/dequantize.wgsl"),
+    bindings: BINDINGS,
+};
 
 /// The planned kernel.
 #[derive(Debug)]
@@ -54,7 +57,10 @@ impl Dequantize {
     /// [`crate::Error::Shader`] where the driver refuses it.
     pub fn plan(gpu: &Gpu, page: &PageLayout) -> Result<Dequantize> {
         let kernel = gpu.kernel(LISTED.name, BINDINGS, &composer(page))?;
-        Ok(Dequantize { kernel, units: page.heads * page.head_dim / 4 })
+        Ok(Dequantize {
+            kernel,
+            units: page.heads * page.head_dim / 4,
+        })
     }
 
     /// Records one dispatch: `pages`, `runs` (a run's source is its first row), `tensor_scales`, and the rows written.
@@ -70,8 +76,12 @@ impl Dequantize {
         tensor: u32,
     ) -> Result<()> {
         let groups = groups_for(LISTED.name, u64::from(count) * u64::from(self.units))?;
-        let params = gpu.uniform(&Params { runs: count, side_tensor: tensor });
-        self.kernel.encode(gpu, pass, &[&params, pages, runs, tensor_scales, rows], groups);
+        let params = gpu.uniform(&Params {
+            runs: count,
+            side_tensor: tensor,
+        });
+        self.kernel
+            .encode(gpu, pass, &[&params, pages, runs, tensor_scales, rows], groups);
         Ok(())
     }
 }

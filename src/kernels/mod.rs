@@ -74,7 +74,11 @@ pub struct RowStrides {
 impl RowStrides {
     /// Rows that lie close together, [token][head][channel].
     pub fn dense(page: &PageLayout) -> RowStrides {
-        RowStrides { offset: 0, row: page.heads * page.head_dim, head: page.head_dim }
+        RowStrides {
+            offset: 0,
+            row: page.heads * page.head_dim,
+            head: page.head_dim,
+        }
     }
 }
 
@@ -85,7 +89,10 @@ impl RowStrides {
 /// [`Error::Shape`] where a side does not fit the shape.
 pub fn catalogue(kv_heads: u32, head_dim: u32, ratio: u32, tokens: u32) -> Result<Vec<(String, Composer)>> {
     let pages = |sides: Vec<Side>| -> Result<Vec<PageLayout>> {
-        sides.into_iter().map(|side| PageLayout::new(side, kv_heads, head_dim, tokens)).collect()
+        sides
+            .into_iter()
+            .map(|side| PageLayout::new(side, kv_heads, head_dim, tokens))
+            .collect()
     };
     let named = Side::all();
     // The published convention's sides, and the scale types that no name has yet.
@@ -101,7 +108,10 @@ pub fn catalogue(kv_heads: u32, head_dim: u32, ratio: u32, tokens: u32) -> Resul
         ("attention_merge".to_owned(), attention_merge::composer(head_dim)),
     ];
     let mut add = |name: String, composer| {
-        let plain: String = name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
+        let plain: String = name
+            .chars()
+            .map(|c| if c.is_ascii_alphanumeric() { c } else { '_' })
+            .collect();
         all.push((plain, composer));
     };
     for page in pages(named.iter().chain(&others).copied().collect())? {
@@ -109,15 +119,27 @@ pub fn catalogue(kv_heads: u32, head_dim: u32, ratio: u32, tokens: u32) -> Resul
         add(format!("dequantize {side}"), dequantize::composer(&page));
         if side.layout.token_group() > 1 {
             for from in &waiting {
-                add(format!("quantize_group {side} from {}", from.side), quantize_group::composer(&page, from));
+                add(
+                    format!("quantize_group {side} from {}", from.side),
+                    quantize_group::composer(&page, from),
+                );
             }
             continue;
         }
-        add(format!("quantize {side} f32 rows"), quantize::composer(&page, &quantize::Source::F32));
-        add(format!("quantize {side} f16 rows"), quantize::composer(&page, &quantize::Source::F16));
+        add(
+            format!("quantize {side} f32 rows"),
+            quantize::composer(&page, &quantize::Source::F32),
+        );
+        add(
+            format!("quantize {side} f16 rows"),
+            quantize::composer(&page, &quantize::Source::F16),
+        );
         for from in &waiting {
             let source = quantize::Source::Pages(*from);
-            add(format!("quantize {side} from {}", from.side), quantize::composer(&page, &source));
+            add(
+                format!("quantize {side} from {}", from.side),
+                quantize::composer(&page, &source),
+            );
         }
     }
     for k in pages(named.clone())? {
@@ -131,7 +153,10 @@ pub fn catalogue(kv_heads: u32, head_dim: u32, ratio: u32, tokens: u32) -> Resul
     }
     for page in pages(others)? {
         let tiling = attention_split::Tiling::new(&page, ratio, true);
-        add(format!("attention_split {}", page.side), attention_split::composer(&page, &page, ratio, tiling));
+        add(
+            format!("attention_split {}", page.side),
+            attention_split::composer(&page, &page, ratio, tiling),
+        );
     }
     Ok(all)
 }

@@ -38,8 +38,11 @@ pub const BINDINGS: &[Binding] = &[
 ];
 
 /// In the list of kernels.
-pub const LISTED: Listed =
-    Listed { name: "quantize", wgsl: include_str!("../../shaders/quantize.wgsl"), bindings: BINDINGS };
+pub const LISTED: Listed = Listed {
+    name: "quantize",
+    wgsl: include_str!("../../shaders/quantize.wgsl"),
+    bindings: BINDINGS,
+};
 
 /// Where rows come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,14 +60,23 @@ impl Source {
     pub(super) fn compose(&self, composer: &mut Composer) {
         match self {
             Source::F32 => {
-                composer.part("parts/rows_f32", include_str!("../../shaders/parts/rows_f32.wgsl"));
+                composer.part(
+                    "parts/rows_f32",
+                    include_str!("../../shaders/parts/rows_f32.wgsl"),
+                );
             }
             Source::F16 => {
-                composer.part("parts/rows_f16", include_str!("../../shaders/parts/rows_f16.wgsl"));
+                composer.part(
+                    "parts/rows_f16",
+                    include_str!("../../shaders/parts/rows_f16.wgsl"),
+                );
                 composer.widens_f16();
             }
             Source::Pages(page) => {
-                composer.part("parts/rows_paged", include_str!("../../shaders/parts/rows_paged.wgsl"));
+                composer.part(
+                    "parts/rows_paged",
+                    include_str!("../../shaders/parts/rows_paged.wgsl"),
+                );
                 composer.geometry("src", page).widens_f16();
             }
         }
@@ -126,7 +138,10 @@ impl Quantize {
     /// [`crate::Error::Shader`] where the driver refuses it.
     pub fn plan(gpu: &Gpu, page: &PageLayout, source: &Source) -> Result<Quantize> {
         let kernel = gpu.kernel(LISTED.name, BINDINGS, &composer(page, source))?;
-        Ok(Quantize { kernel, units: units(page).0 })
+        Ok(Quantize {
+            kernel,
+            units: units(page).0,
+        })
     }
 
     /// Records one dispatch over `runs` runs; `tensor` is the place of this side's per-tensor scale.
@@ -151,7 +166,12 @@ impl Quantize {
             side_tensor: tensor,
         });
         let b = buffers;
-        self.kernel.encode(gpu, pass, &[&params, b.source, b.runs, b.tensor_scales, b.pages, b.status], groups);
+        self.kernel.encode(
+            gpu,
+            pass,
+            &[&params, b.source, b.runs, b.tensor_scales, b.pages, b.status],
+            groups,
+        );
         Ok(())
     }
 }

@@ -19,8 +19,11 @@ pub const BINDINGS: &[Binding] = &[
 ];
 
 /// In the list of kernels.
-pub const LISTED: Listed =
-    Listed { name: "quantize_group", wgsl: include_str!("../../shaders/quantize_group.wgsl"), bindings: BINDINGS };
+pub const LISTED: Listed = Listed {
+    name: "quantize_group",
+    wgsl: include_str!("../../shaders/quantize_group.wgsl"),
+    bindings: BINDINGS,
+};
 
 /// The planned kernel.
 #[derive(Debug)]
@@ -44,7 +47,10 @@ impl QuantizeGroup {
     /// [`crate::Error::Shader`] where the driver refuses it.
     pub fn plan(gpu: &Gpu, page: &PageLayout, waiting: &PageLayout) -> Result<QuantizeGroup> {
         let kernel = gpu.kernel(LISTED.name, BINDINGS, &composer(page, waiting))?;
-        Ok(QuantizeGroup { kernel, columns: page.heads * page.head_words })
+        Ok(QuantizeGroup {
+            kernel,
+            columns: page.heads * page.head_words,
+        })
     }
 
     /// Records one dispatch over `runs` groups. `buffers.source` holds the pages in which rows wait.
@@ -59,9 +65,16 @@ impl QuantizeGroup {
         runs: u32,
     ) -> Result<()> {
         let groups = groups_for(LISTED.name, u64::from(runs) * u64::from(self.columns))?;
-        let params = gpu.uniform(&Params { runs, row_offset: 0, row_stride: 0, head_stride: 0, side_tensor: 0 });
+        let params = gpu.uniform(&Params {
+            runs,
+            row_offset: 0,
+            row_stride: 0,
+            head_stride: 0,
+            side_tensor: 0,
+        });
         let b = buffers;
-        self.kernel.encode(gpu, pass, &[&params, b.source, b.runs, b.pages, b.status], groups);
+        self.kernel
+            .encode(gpu, pass, &[&params, b.source, b.runs, b.pages, b.status], groups);
         Ok(())
     }
 }

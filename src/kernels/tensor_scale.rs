@@ -29,8 +29,11 @@ pub const BINDINGS: &[Binding] = &[
 ];
 
 /// In the list of kernels.
-pub const LISTED: Listed =
-    Listed { name: "tensor_scale", wgsl: include_str!("../../shaders/tensor_scale.wgsl"), bindings: BINDINGS };
+pub const LISTED: Listed = Listed {
+    name: "tensor_scale",
+    wgsl: include_str!("../../shaders/tensor_scale.wgsl"),
+    bindings: BINDINGS,
+};
 
 /// The planned kernel.
 #[derive(Debug)]
@@ -41,7 +44,10 @@ pub struct TensorScale {
 /// Parts and constants.
 pub fn composer(element: Element) -> Composer {
     let mut composer = Composer::new(LISTED.name, LISTED.wgsl);
-    composer.part("scales/stored_f32", ScaleType::F32.wgsl()).rounds_small_floats().largest(element);
+    composer
+        .part("scales/stored_f32", ScaleType::F32.wgsl())
+        .rounds_small_floats()
+        .largest(element);
     composer
 }
 
@@ -51,7 +57,9 @@ impl TensorScale {
     /// # Errors
     /// [`crate::Error::Shader`] where the driver refuses it.
     pub fn plan(gpu: &Gpu, element: Element) -> Result<TensorScale> {
-        Ok(TensorScale { kernel: gpu.kernel(LISTED.name, BINDINGS, &composer(element))? })
+        Ok(TensorScale {
+            kernel: gpu.kernel(LISTED.name, BINDINGS, &composer(element))?,
+        })
     }
 
     /// Records one dispatch over the places of `params`; the magnitudes start again from 0.
@@ -66,7 +74,12 @@ impl TensorScale {
         params: Params,
     ) -> Result<()> {
         let groups = groups_for(LISTED.name, u64::from(params.slots))?;
-        self.kernel.encode(gpu, pass, &[&gpu.uniform(&params), largest, tensor_scales], groups);
+        self.kernel.encode(
+            gpu,
+            pass,
+            &[&gpu.uniform(&params), largest, tensor_scales],
+            groups,
+        );
         Ok(())
     }
 }

@@ -34,10 +34,21 @@ impl GpuModel {
     pub fn new(gpu: &Gpu, model: &Model, spec: CacheSpec, calibrates: bool) -> Result<GpuModel> {
         let weights = model.weights.map(|m: &Matrix| {
             let values: Vec<f32> = m.values.iter().map(|&v| v as f32).collect();
-            Ok(Tensor { rows: m.rows, columns: m.columns, buffer: gpu.upload("weights", &values)? })
+            Ok(Tensor {
+                rows: m.rows,
+                columns: m.columns,
+                buffer: gpu.upload("weights", &values)?,
+            })
         })?;
         let (kernels, cache) = (ModelKernels::plan(gpu)?, KvCache::new(gpu, spec)?);
-        Ok(GpuModel { gpu: gpu.clone(), config: model.config, weights, kernels, cache, calibrates })
+        Ok(GpuModel {
+            gpu: gpu.clone(),
+            config: model.config,
+            weights,
+            kernels,
+            cache,
+            calibrates,
+        })
     }
 
     /// The cache.
@@ -66,12 +77,25 @@ impl GpuModel {
     pub fn logits(&mut self, id: SequenceId, ids: &[u32]) -> Result<Vec<f64>> {
         let first_position = self.cache.book().len(id)?;
         self.config.check(ids, first_position)?;
-        let GpuModel { gpu, config, weights, kernels, cache, calibrates } = self;
+        let GpuModel {
+            gpu,
+            config,
+            weights,
+            kernels,
+            cache,
+            calibrates,
+        } = self;
         let step = cache.step(&[(id, ids.len() as u32)])?;
         let logits = gpu.submit("the forward pass", |encoder| {
             let mut pass = encoder.begin_compute_pass(&Default::default());
-            let mut run =
-                Run { gpu, config: *config, kernels, step: &step, pass: &mut pass, calibrates: *calibrates };
+            let mut run = Run {
+                gpu,
+                config: *config,
+                kernels,
+                step: &step,
+                pass: &mut pass,
+                calibrates: *calibrates,
+            };
             forward(&mut run, weights, ids, first_position)
         })?;
         let values: Vec<f32> = gpu.read("logits", &logits.buffer, (logits.rows * logits.columns) as usize)?;
@@ -91,15 +115,26 @@ struct Run<'a, 'p> {
 
 impl Run<'_, '_> {
     fn tensor(&self, rows: u32, columns: u32) -> Result<Tensor> {
-        let buffer = self.gpu.zeros("activations", u64::from(rows) * u64::from(columns) * 4)?;
-        Ok(Tensor { rows, columns, buffer })
+        let buffer = self
+            .gpu
+            .zeros("activations", u64::from(rows) * u64::from(columns) * 4)?;
+        Ok(Tensor {
+            rows,
+            columns,
+            buffer,
+        })
     }
 
     fn product(&mut self, x: &Tensor, weight: &Tensor, columns: u32, transposed: bool) -> Result<Tensor> {
         let output = self.tensor(x.rows, columns)?;
-        let params = MatmulParams { rows: x.rows, inner: x.columns, columns };
+        let params = MatmulParams {
+            rows: x.rows,
+            inner: x.columns,
+            columns,
+        };
         let buffers = [&x.buffer, &weight.buffer, &output.buffer];
-        self.kernels.matmul(self.gpu, self.pass, buffers, params, transposed)?;
+        self.kernels
+            .matmul(self.gpu, self.pass, buffers, params, transposed)?;
         Ok(output)
     }
 }
@@ -109,17 +144,31 @@ impl Backend for Run<'_, '_> {
 
     fn embed(&mut self, ids: &[u32], first_position: u32, weights: &Weights<Tensor>) -> Result<Tensor> {
         let output = self.tensor(ids.len() as u32, self.config.d_model)?;
-        let params = EmbedParams { tokens: output.rows, columns: output.columns, first_position };
+        let params = EmbedParams {
+            tokens: output.rows,
+            columns: output.columns,
+            first_position,
+        };
         let ids = self.gpu.upload("token ids", ids)?;
-        let buffers = [&ids, &weights.embedding.buffer, &weights.positions.buffer, &output.buffer];
+        let buffers = [
+            &ids,
+            &weights.embedding.buffer,
+            &weights.positions.buffer,
+            &output.buffer,
+        ];
         self.kernels.embed(self.gpu, self.pass, buffers, params)?;
         Ok(output)
     }
 
     fn norm(&mut self, x: &Tensor) -> Result<Tensor> {
         let output = self.tensor(x.rows, x.columns)?;
-        let params = NormParams { rows: x.rows, columns: x.columns, epsilon: EPSILON as f32 };
-        self.kernels.norm(self.gpu, self.pass, [&x.buffer, &output.buffer], params)?;
+        let params = NormParams {
+            rows: x.rows,
+            columns: x.columns,
+            epsilon: EPSILON as f32,
+        };
+        self.kernels
+            .norm(self.gpu, self.pass, [&x.buffer, &output.buffer], params)?;
         Ok(output)
     }
 
@@ -133,14 +182,20 @@ impl Backend for Run<'_, '_> {
 
     fn activation(&mut self, x: &Tensor) -> Result<Tensor> {
         let output = self.tensor(x.rows, x.columns)?;
-        self.kernels.activation(self.gpu, self.pass, [&x.buffer, &output.buffer], x.rows * x.columns)?;
+        self.kernels.activation(
+            self.gpu,
+            self.pass,
+            [&x.buffer, &output.buffer],
+            x.rows * x.columns,
+        )?;
         Ok(output)
     }
 
     fn residual(&mut self, x: &Tensor, y: &Tensor) -> Result<Tensor> {
         let output = self.tensor(x.rows, x.columns)?;
         let buffers = [&x.buffer, &y.buffer, &output.buffer];
-        self.kernels.residual(self.gpu, self.pass, buffers, x.rows * x.columns)?;
+        self.kernels
+            .residual(self.gpu, self.pass, buffers, x.rows * x.columns)?;
         Ok(output)
     }
 

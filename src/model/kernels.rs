@@ -80,8 +80,11 @@ pub struct NumbersParams {
 
 /// The composed kernels, `matmul` in both forms: what the shader tests compile.
 pub fn catalogue() -> Vec<(String, Composer)> {
-    let mut all: Vec<_> =
-        ALL.iter().filter(|k| k.name != MATMUL.name).map(|k| (k.name.to_owned(), plain(k))).collect();
+    let mut all: Vec<_> = ALL
+        .iter()
+        .filter(|k| k.name != MATMUL.name)
+        .map(|k| (k.name.to_owned(), plain(k)))
+        .collect();
     all.push(("matmul".to_owned(), matmul(false)));
     all.push(("matmul_transposed".to_owned(), matmul(true)));
     all
@@ -135,7 +138,12 @@ impl ModelKernels {
         params: EmbedParams,
     ) -> Result<()> {
         let groups = groups_for(EMBED.name, u64::from(params.tokens) * u64::from(params.columns))?;
-        self.embed.encode(gpu, pass, &[&gpu.uniform(&params), ids, table, positions, output], groups);
+        self.embed.encode(
+            gpu,
+            pass,
+            &[&gpu.uniform(&params), ids, table, positions, output],
+            groups,
+        );
         Ok(())
     }
 
@@ -151,7 +159,12 @@ impl ModelKernels {
         params: NormParams,
     ) -> Result<()> {
         let [groups_x, groups_y] = fold(NORM.name, u64::from(params.rows))?;
-        self.norm.encode(gpu, pass, &[&gpu.uniform(&params), x, output], [groups_x, groups_y, 1]);
+        self.norm.encode(
+            gpu,
+            pass,
+            &[&gpu.uniform(&params), x, output],
+            [groups_x, groups_y, 1],
+        );
         Ok(())
     }
 
@@ -185,7 +198,12 @@ impl ModelKernels {
         numbers: u32,
     ) -> Result<()> {
         let groups = groups_for(ACTIVATION.name, u64::from(numbers))?;
-        self.activation.encode(gpu, pass, &[&gpu.uniform(&NumbersParams { numbers }), x, output], groups);
+        self.activation.encode(
+            gpu,
+            pass,
+            &[&gpu.uniform(&NumbersParams { numbers }), x, output],
+            groups,
+        );
         Ok(())
     }
 
@@ -201,7 +219,12 @@ impl ModelKernels {
         numbers: u32,
     ) -> Result<()> {
         let groups = groups_for(RESIDUAL.name, u64::from(numbers))?;
-        self.residual.encode(gpu, pass, &[&gpu.uniform(&NumbersParams { numbers }), x, y, output], groups);
+        self.residual.encode(
+            gpu,
+            pass,
+            &[&gpu.uniform(&NumbersParams { numbers }), x, y, output],
+            groups,
+        );
         Ok(())
     }
 }

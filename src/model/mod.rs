@@ -43,11 +43,21 @@ impl Config {
     /// [`Error::Shape`].
     pub(crate) fn check(&self, ids: &[u32], first_position: u32) -> Result<()> {
         let refuse = |what, value: u64, limit: String, advice: &str| {
-            Err(Error::Shape { what, value, limit, advice: advice.to_owned() })
+            Err(Error::Shape {
+                what,
+                value,
+                limit,
+                advice: advice.to_owned(),
+            })
         };
         if let Some(&id) = ids.iter().find(|&&id| id >= self.vocabulary) {
             let limit = format!("the vocabulary has {} tokens", self.vocabulary);
-            return refuse("token id", u64::from(id), limit, "encode text with the model's own alphabet");
+            return refuse(
+                "token id",
+                u64::from(id),
+                limit,
+                "encode text with the model's own alphabet",
+            );
         }
         let end = u64::from(first_position) + ids.len() as u64;
         if end > u64::from(self.positions) {
@@ -134,7 +144,12 @@ pub struct Model {
 pub(crate) trait Backend {
     type Tensor;
     /// Embeddings of `ids` plus those of their positions.
-    fn embed(&mut self, ids: &[u32], first_position: u32, weights: &Weights<Self::Tensor>) -> Result<Self::Tensor>;
+    fn embed(
+        &mut self,
+        ids: &[u32],
+        first_position: u32,
+        weights: &Weights<Self::Tensor>,
+    ) -> Result<Self::Tensor>;
     /// Layer norm without gain or bias.
     fn norm(&mut self, x: &Self::Tensor) -> Result<Self::Tensor>;
     /// x times a weight [in][out].

@@ -20,12 +20,21 @@ impl ReferenceModel {
     /// As [`CacheSpec::geometry`].
     pub fn new(model: &Model, spec: CacheSpec) -> Result<ReferenceModel> {
         let cache = ReferenceCache::new(spec)?;
-        Ok(ReferenceModel { config: model.config, weights: model.weights.clone(), cache })
+        Ok(ReferenceModel {
+            config: model.config,
+            weights: model.weights.clone(),
+            cache,
+        })
     }
 
     /// The cache.
     pub fn cache(&self) -> &ReferenceCache {
         &self.cache
+    }
+
+    /// Per-tensor scales calibrated on what was appended so far.
+    pub fn calibrated(&mut self) -> Vec<[f32; 2]> {
+        self.cache.calibrated()
     }
 
     /// Opens an empty sequence.
@@ -63,7 +72,12 @@ impl ReferenceModel {
         let first_position = self.cache.book().len(id)?;
         self.config.check(ids, first_position)?;
         let plan = self.cache.book_mut().plan(&[(id, ids.len() as u32)], 1)?;
-        let mut run = Run { config: self.config, cache: &mut self.cache, plan: &plan, rows };
+        let mut run = Run {
+            config: self.config,
+            cache: &mut self.cache,
+            plan: &plan,
+            rows,
+        };
         let logits = forward(&mut run, &self.weights, ids, first_position);
         match logits {
             Ok(logits) => {
@@ -98,10 +112,18 @@ impl Backend for Run<'_> {
             .zip(ids)
             .flat_map(|(position, &id)| {
                 let (token, place) = (row(&weights.embedding, id), row(&weights.positions, position));
-                token.into_iter().zip(place).map(|(t, p)| t + p).collect::<Vec<_>>()
+                token
+                    .into_iter()
+                    .zip(place)
+                    .map(|(t, p)| t + p)
+                    .collect::<Vec<_>>()
             })
             .collect();
-        Ok(Matrix { rows: ids.len() as u32, columns, values })
+        Ok(Matrix {
+            rows: ids.len() as u32,
+            columns,
+            values,
+        })
     }
 
     fn norm(&mut self, x: &Matrix) -> Result<Matrix> {
@@ -112,28 +134,40 @@ impl Backend for Run<'_> {
                 let count = row.len() as f64;
                 let mean = row.iter().sum::<f64>() / count;
                 let variance = row.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / count;
-                row.iter().map(move |v| (v - mean) / (variance + EPSILON).sqrt()).collect::<Vec<_>>()
+                row.iter()
+                    .map(move |v| (v - mean) / (variance + EPSILON).sqrt())
+                    .collect::<Vec<_>>()
             })
             .collect();
         Ok(Matrix { values, ..*x })
     }
 
     fn matmul(&mut self, x: &Matrix, weight: &Matrix) -> Result<Matrix> {
-        Ok(product(x, weight.columns, |i, column| weight.values[(i * weight.columns + column) as usize]))
+        Ok(product(x, weight.columns, |i, column| {
+            weight.values[(i * weight.columns + column) as usize]
+        }))
     }
 
     fn matmul_transposed(&mut self, x: &Matrix, weight: &Matrix) -> Result<Matrix> {
-        Ok(product(x, weight.rows, |i, column| weight.values[(column * weight.columns + i) as usize]))
+        Ok(product(x, weight.rows, |i, column| {
+            weight.values[(column * weight.columns + i) as usize]
+        }))
     }
 
     fn activation(&mut self, x: &Matrix) -> Result<Matrix> {
         let root = (2.0 / std::f64::consts::PI).sqrt();
         let gelu = |v: &f64| 0.5 * v * (1.0 + (root * (v + 0.044715 * v.powi(3))).tanh());
-        Ok(Matrix { values: x.values.iter().map(gelu).collect(), ..*x })
+        Ok(Matrix {
+            values: x.values.iter().map(gelu).collect(),
+            ..*x
+        })
     }
 
     fn residual(&mut self, x: &Matrix, y: &Matrix) -> Result<Matrix> {
-        Ok(Matrix { values: x.values.iter().zip(&y.values).map(|(a, b)| a + b).collect(), ..*x })
+        Ok(Matrix {
+            values: x.values.iter().zip(&y.values).map(|(a, b)| a + b).collect(),
+            ..*x
+        })
     }
 
     fn attention(&mut self, layer: u32, q: &Matrix, k: &Matrix, v: &Matrix) -> Result<Matrix> {
@@ -157,5 +191,9 @@ fn product(x: &Matrix, columns: u32, weight: impl Fn(u32, u32) -> f64) -> Matrix
                 .collect::<Vec<f64>>()
         })
         .collect();
-    Matrix { rows: x.rows, columns, values }
+    Matrix {
+        rows: x.rows,
+        columns,
+        values,
+    }
 }

@@ -15,8 +15,15 @@ pub const PROMPTS: [&str; 4] = [
 ];
 
 /// Its shape.
-const CONFIG: Config =
-    Config { vocabulary: 64, positions: 32, d_model: 16, heads: 2, head_dim: 8, blocks: 2, d_ff: 32 };
+const CONFIG: Config = Config {
+    vocabulary: 64,
+    positions: 32,
+    d_model: 16,
+    heads: 2,
+    head_dim: 8,
+    blocks: 2,
+    d_ff: 32,
+};
 
 /// Text to token ids.
 ///
@@ -25,11 +32,15 @@ const CONFIG: Config =
 pub fn encode(text: &str) -> Result<Vec<u32>> {
     text.chars()
         .map(|c| {
-            ALPHABET.chars().position(|a| a == c).map(|i| i as u32).ok_or_else(|| Error::Usage {
-                asked: format!("the character {c:?}"),
-                reason: "it is not in the tiny model's alphabet of 64".to_owned(),
-                advice: "use lower-case letters, digits and common signs".to_owned(),
-            })
+            ALPHABET
+                .chars()
+                .position(|a| a == c)
+                .map(|i| i as u32)
+                .ok_or_else(|| Error::Usage {
+                    asked: format!("the character {c:?}"),
+                    reason: "it is not in the tiny model's alphabet of 64".to_owned(),
+                    advice: "use lower-case letters, digits and common signs".to_owned(),
+                })
         })
         .collect()
 }
@@ -55,7 +66,11 @@ impl Mulberry32 {
 
     fn matrix(&mut self, rows: u32, columns: u32, deviation: f64) -> Matrix {
         let values = (0..rows * columns).map(|_| self.normal() * deviation).collect();
-        Matrix { rows, columns, values }
+        Matrix {
+            rows,
+            columns,
+            values,
+        }
     }
 
     fn linear(&mut self, rows: u32, columns: u32) -> Matrix {
@@ -95,8 +110,19 @@ pub fn tiny(outlier: f64) -> Model {
             if i % 2 == 0 { angle.sin() } else { angle.cos() }
         })
         .collect();
-    let positions = Matrix { rows: c.positions, columns: c.d_model, values: positions };
-    Model { config: c, weights: Weights { embedding, positions, blocks } }
+    let positions = Matrix {
+        rows: c.positions,
+        columns: c.d_model,
+        values: positions,
+    };
+    Model {
+        config: c,
+        weights: Weights {
+            embedding,
+            positions,
+            blocks,
+        },
+    }
 }
 
 #[cfg(test)]
@@ -117,7 +143,9 @@ mod tests {
     fn mulberry32_gives_its_known_first_numbers() {
         let mut random = Mulberry32(42);
         // First outputs for seed 42, as u32.
-        let first: Vec<u32> = (0..3).map(|_| (random.uniform() * 4_294_967_296.0) as u32).collect();
+        let first: Vec<u32> = (0..3)
+            .map(|_| (random.uniform() * 4_294_967_296.0) as u32)
+            .collect();
         assert_eq!(first, [2_581_720_956, 1_925_393_290, 3_661_312_704]);
     }
 }

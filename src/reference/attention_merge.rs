@@ -19,11 +19,17 @@ pub fn attention_merge(
                 .filter(|&p| partials.l[p] > 0.0)
                 .collect();
             let m = members.iter().fold(-f64::MAX, |m, &p| m.max(partials.m[p]));
-            let l: f64 = members.iter().map(|&p| partials.l[p] * (partials.m[p] - m).exp()).sum();
+            let l: f64 = members
+                .iter()
+                .map(|&p| partials.l[p] * (partials.m[p] - m).exp())
+                .sum();
             let row = (merge.row * q_heads + head) as usize;
             lse[row] = if l == 0.0 { f64::NEG_INFINITY } else { m + l.ln() };
             for c in 0..v_dim {
-                let o: f64 = members.iter().map(|&p| partials.o[p * v_dim + c] * (partials.m[p] - m).exp()).sum();
+                let o: f64 = members
+                    .iter()
+                    .map(|&p| partials.o[p * v_dim + c] * (partials.m[p] - m).exp())
+                    .sum();
                 output[row * v_dim + c] = if l == 0.0 { 0.0 } else { o / l };
             }
         }

@@ -32,7 +32,11 @@ pub struct Partials {
 impl Partials {
     /// Room for `count` partials of `v_head_dim` channels, all empty.
     pub fn new(count: usize, v_head_dim: u32) -> Partials {
-        Partials { m: vec![-f64::MAX; count], l: vec![0.0; count], o: vec![0.0; count * v_head_dim as usize] }
+        Partials {
+            m: vec![-f64::MAX; count],
+            l: vec![0.0; count],
+            o: vec![0.0; count * v_head_dim as usize],
+        }
     }
 }
 

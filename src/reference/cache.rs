@@ -1,6 +1,8 @@
 //! The cache on the CPU: the same plans, carried out by the reference functions.
 
-use super::{AttentionShape, Partials, amax, attention_merge, attention_split, quantize, quantize_group, tensor_scale};
+use super::{
+    AttentionShape, Partials, amax, attention_merge, attention_split, quantize, quantize_group, tensor_scale,
+};
 use crate::cache::{Book, CacheSpec, K, SequenceId, StepPlan, TensorScales, V};
 use crate::error::Result;
 use crate::formats::Element;
@@ -37,7 +39,9 @@ impl ReferenceCache {
         let layers = (0..spec.layers)
             .map(|_| Pools {
                 packed: [pool(&geometry.packed[K]), pool(&geometry.packed[V])],
-                waiting: geometry.waiting.map(|page| page.as_ref().map_or_else(Vec::new, pool)),
+                waiting: geometry
+                    .waiting
+                    .map(|page| page.as_ref().map_or_else(Vec::new, pool)),
             })
             .collect();
         let tensor_scales = match &spec.tensor_scales {
@@ -45,7 +49,13 @@ impl ReferenceCache {
             _ => vec![[0.0; 2]; spec.layers as usize],
         };
         let largest = vec![[0.0; 2]; spec.layers as usize];
-        Ok(ReferenceCache { book, layers, tensor_scales, largest, status: Status::default() })
+        Ok(ReferenceCache {
+            book,
+            layers,
+            tensor_scales,
+            largest,
+            status: Status::default(),
+        })
     }
 
     /// The books.
@@ -63,21 +73,32 @@ impl ReferenceCache {
         self.status
     }
 
-    /// Per-tensor scales of FP8 by the largest magnitudes appended so far, [layer][K, V].
-    pub fn calibrated(&self) -> Vec<[f32; 2]> {
-        self.largest.iter().map(|pair| pair.map(|a| tensor_scale(Element::E4m3, a))).collect()
+    /// Per-tensor scales of FP8 by the largest magnitudes appended so far, [layer][K, V]; the magnitudes start again from 0.
+    pub fn calibrated(&mut self) -> Vec<[f32; 2]> {
+        let largest = self.largest.iter_mut().map(|pair| std::mem::take(pair));
+        largest
+            .map(|pair| pair.map(|amax| tensor_scale(Element::E4m3, amax)))
+            .collect()
     }
 
     /// Words of a layer's pool.
     pub fn pool(&self, layer: u32, side: usize, waiting: bool) -> &[u32] {
         let pools = &self.layers[layer as usize];
-        if waiting { &pools.waiting[side] } else { &pools.packed[side] }
+        if waiting {
+            &pools.waiting[side]
+        } else {
+            &pools.packed[side]
+        }
     }
 
     /// The same words, to poison what attention must not read.
     pub fn pool_mut(&mut self, layer: u32, side: usize, waiting: bool) -> &mut Vec<u32> {
         let pools = &mut self.layers[layer as usize];
-        if waiting { &mut pools.waiting[side] } else { &mut pools.packed[side] }
+        if waiting {
+            &mut pools.waiting[side]
+        } else {
+            &mut pools.packed[side]
+        }
     }
 
     /// Appends the step's rows, [token][head][channel], to a layer.
@@ -93,7 +114,9 @@ impl ReferenceCache {
         let Pools { packed, waiting } = &mut self.layers[layer];
         let largest = amax(rows.iter().copied(), self.largest[layer][s]);
         self.largest[layer][s] = largest;
-        if page.side.layout == ScaleLayout::PerTensor && self.book.spec().tensor_scales == TensorScales::FromRows {
+        if page.side.layout == ScaleLayout::PerTensor
+            && self.book.spec().tensor_scales == TensorScales::FromRows
+        {
             self.tensor_scales[layer][s] = tensor_scale(page.side.element, largest);
             self.largest[layer][s] = 0.0;
         }
@@ -102,7 +125,9 @@ impl ReferenceCache {
             rows[(((run.source + i) * page.heads + head) * page.head_dim + channel) as usize]
         };
         quantize(&page, &plan.sides[s].direct, row, scale, &mut packed[s], status);
-        let Some(from) = self.book.geometry().waiting[s] else { return };
+        let Some(from) = self.book.geometry().waiting[s] else {
+            return;
+        };
         quantize(&from, &plan.sides[s].wait, row, 1.0, &mut waiting[s], status);
         let waited = |run: &SlotRun, i: u32, head: u32, channel: u32| {
             let words = &waiting[s][run.source as usize * from.words as usize..][..from.words as usize];
@@ -127,12 +152,26 @@ impl ReferenceCache {
             };
             let ((k, k_pages), (v, v_pages)) = (side(K, kind.k_waits), side(V, kind.v_waits));
             let [k_tensor_scale, v_tensor_scale] = self.tensor_scales[layer as usize];
-            let shape = AttentionShape { k, v, q_heads: spec.q_heads, scale, k_tensor_scale, v_tensor_scale };
+            let shape = AttentionShape {
+                k,
+                v,
+                q_heads: spec.q_heads,
+                scale,
+                k_tensor_scale,
+                v_tensor_scale,
+            };
             attention_split(&shape, items, &plan.table, q, k_pages, v_pages, &mut partials);
         }
         let rows = plan.tokens as usize * spec.q_heads as usize;
         let (mut output, mut lse) = (vec![0.0; rows * spec.v_head_dim as usize], vec![0.0; rows]);
-        attention_merge(&plan.merges, spec.q_heads, spec.v_head_dim, &partials, &mut output, &mut lse);
+        attention_merge(
+            &plan.merges,
+            spec.q_heads,
+            spec.v_head_dim,
+            &partials,
+            &mut output,
+            &mut lse,
+        );
         (output, lse)
     }
 
@@ -141,6 +180,7 @@ impl ReferenceCache {
     /// # Errors
     /// [`crate::Error::UnknownSequence`].
     pub fn live_words(&self, id: SequenceId, layer: u32, side: usize) -> Result<Vec<u32>> {
-        self.book.live_words(id, side, |waiting| self.pool(layer, side, waiting).to_vec())
+        self.book
+            .live_words(id, side, |waiting| self.pool(layer, side, waiting).to_vec())
     }
 }

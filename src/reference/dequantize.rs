@@ -9,7 +9,13 @@ pub fn dequantize(layout: &PageLayout, runs: &[SlotRun], tensor_scale: f32, page
         for i in 0..run.count {
             let row = &mut rows[(run.source + i) as usize * row_len..][..row_len];
             for (c, x) in (0..).zip(row) {
-                *x = layout.number(page, run.slot + i, c / layout.head_dim, c % layout.head_dim, tensor_scale);
+                *x = layout.number(
+                    page,
+                    run.slot + i,
+                    c / layout.head_dim,
+                    c % layout.head_dim,
+                    tensor_scale,
+                );
             }
         }
     }

@@ -26,7 +26,11 @@ pub fn quantize(
                     .map(|c| (c / layout.head_dim, c % layout.head_dim))
                     .map(|(head, channel)| (head, channel, source(run, i, head, channel)))
                     .collect();
-                let mut scale = if layout.side.layout == ScaleLayout::PerTensor { tensor_scale } else { 1.0 };
+                let mut scale = if layout.side.layout == ScaleLayout::PerTensor {
+                    tensor_scale
+                } else {
+                    1.0
+                };
                 if let Some(at) = layout.scale_at(slot, numbers[0].0, numbers[0].1) {
                     let amax = numbers.iter().map(|n| finite_magnitude(n.2)).fold(0.0, f32::max);
                     let stored = layout.side.scale.from_amax(amax, layout.side.element.info().max);
@@ -36,7 +40,12 @@ pub fn quantize(
                 }
                 for (head, channel, x) in numbers {
                     let encoded = layout.side.element.encode(x, scale);
-                    put(page, layout.code_at(slot, head, channel), layout.side.element.bits(), encoded.code);
+                    put(
+                        page,
+                        layout.code_at(slot, head, channel),
+                        layout.side.element.bits(),
+                        encoded.code,
+                    );
                     count(status, encoded);
                 }
             }

@@ -25,7 +25,12 @@ pub fn quantize_group(
                 }
                 for (slot, &x) in (run.slot..).zip(&numbers) {
                     let encoded = layout.side.element.encode(x, stored.value);
-                    put(page, layout.code_at(slot, head, channel), layout.side.element.bits(), encoded.code);
+                    put(
+                        page,
+                        layout.code_at(slot, head, channel),
+                        layout.side.element.bits(),
+                        encoded.code,
+                    );
                     count(status, encoded);
                 }
             }

@@ -78,7 +78,12 @@ pub struct Comparison {
 impl Default for Comparison {
     /// Nothing compared.
     fn default() -> Comparison {
-        Comparison { cases: 0, max_error: 0.0, bound: f64::MIN_POSITIVE, failures: 0 }
+        Comparison {
+            cases: 0,
+            max_error: 0.0,
+            bound: f64::MIN_POSITIVE,
+            failures: 0,
+        }
     }
 }
 
@@ -92,7 +97,12 @@ impl Comparison {
     pub fn judge(&mut self, error: f64, bound: f64) {
         let bound = bound.max(f64::MIN_POSITIVE);
         let failures = u64::from(!(error <= bound));
-        self.join(Comparison { cases: 1, max_error: error, bound, failures });
+        self.join(Comparison {
+            cases: 1,
+            max_error: error,
+            bound,
+            failures,
+        });
     }
 
     /// Takes another comparison in.
@@ -192,7 +202,12 @@ impl Fixture {
             self.partials += count * stride;
             for t in 0..tile {
                 let row = first_query + first + t;
-                self.merges.push(Merge { first: base + t * self.q_heads, stride, count, row });
+                self.merges.push(Merge {
+                    first: base + t * self.q_heads,
+                    stride,
+                    count,
+                    row,
+                });
             }
         }
     }
@@ -219,8 +234,10 @@ impl Fixture {
             &mut partials,
         );
         let rows = self.merges.len() * self.q_heads as usize;
-        let mut outputs =
-            Outputs { output: vec![0.0; rows * self.v.head_dim as usize], lse: vec![0.0; rows] };
+        let mut outputs = Outputs {
+            output: vec![0.0; rows * self.v.head_dim as usize],
+            lse: vec![0.0; rows],
+        };
         reference::attention_merge(
             &self.merges,
             self.q_heads,
@@ -243,14 +260,23 @@ impl Fixture {
         let numbers = rows * self.v.head_dim as usize;
         let nan = |count: usize| vec![f32::NAN; count];
         let partials = self.partials as usize;
-        let [items, table] = [gpu.upload("work items", &self.items)?, gpu.upload("page table", &self.table)?];
+        let [items, table] = [
+            gpu.upload("work items", &self.items)?,
+            gpu.upload("page table", &self.table)?,
+        ];
         let merges = gpu.upload("merges", &self.merges)?;
         let q = gpu.upload("q", &self.q)?;
-        let [k, v] = [gpu.upload("K pages", &self.k_pages)?, gpu.upload("V pages", &self.v_pages)?];
+        let [k, v] = [
+            gpu.upload("K pages", &self.k_pages)?,
+            gpu.upload("V pages", &self.v_pages)?,
+        ];
         let tensor_scales = gpu.upload("per-tensor scales", &self.tensor_scales)?;
         let partial_o = gpu.upload("partials", &nan(partials * self.v.head_dim as usize))?;
         let partial_ml = gpu.upload("partial sums", &nan(partials * 2))?;
-        let [output, lse] = [gpu.upload("output", &nan(numbers))?, gpu.upload("lse", &nan(rows))?];
+        let [output, lse] = [
+            gpu.upload("output", &nan(numbers))?,
+            gpu.upload("lse", &nan(rows))?,
+        ];
         gpu.submit("attention", |encoder| {
             let mut pass = encoder.begin_compute_pass(&Default::default());
             let buffers = Buffers {
@@ -263,14 +289,28 @@ impl Fixture {
                 partial_o: &partial_o,
                 partial_ml: &partial_ml,
             };
-            split.encode(gpu, &mut pass, &buffers, self.items.len() as u32, self.scale, [0, 1])?;
+            split.encode(
+                gpu,
+                &mut pass,
+                &buffers,
+                self.items.len() as u32,
+                self.scale,
+                [0, 1],
+            )?;
             let buffers = [&merges, &partial_o, &partial_ml, &output, &lse];
             merge.encode(gpu, &mut pass, buffers, self.merges.len() as u32)
         })?;
         let read = |what: &str, buffer: &wgpu::Buffer, count: usize| -> Result<Vec<f64>> {
-            Ok(gpu.read::<f32>(what, buffer, count)?.into_iter().map(f64::from).collect())
+            Ok(gpu
+                .read::<f32>(what, buffer, count)?
+                .into_iter()
+                .map(f64::from)
+                .collect())
         };
-        Ok(Outputs { output: read("output", &output, numbers)?, lse: read("lse", &lse, rows)? })
+        Ok(Outputs {
+            output: read("output", &output, numbers)?,
+            lse: read("lse", &lse, rows)?,
+        })
     }
 
     /// Compares with the reference. The bound of each query row is twice the error of a plain f32 attention over the same
@@ -282,8 +322,11 @@ impl Fixture {
         for row in 0..got.lse.len() {
             let (plain, max_v) = self.plain_f32(row);
             let wanted = &reference.output[row * v_dim..][..v_dim];
-            let plain_error =
-                wanted.iter().zip(&plain).map(|(a, &b)| (a - f64::from(b)).abs()).fold(0.0, f64::max);
+            let plain_error = wanted
+                .iter()
+                .zip(&plain)
+                .map(|(a, &b)| (a - f64::from(b)).abs())
+                .fold(0.0, f64::max);
             let bound = 2.0 * plain_error + 4e-6 * max_v;
             for (a, b) in got.output[row * v_dim..].iter().zip(wanted) {
                 comparison.judge((a - b).abs(), bound);
@@ -323,7 +366,10 @@ impl Fixture {
                     if item.position + i * self.k.tokens + slot > limit {
                         continue;
                     }
-                    let k = |c: usize| self.k.number(&k_page, slot, kv_head, c as u32, self.tensor_scales[0]);
+                    let k = |c: usize| {
+                        self.k
+                            .number(&k_page, slot, kv_head, c as u32, self.tensor_scales[0])
+                    };
                     scores.push(q.iter().enumerate().map(|(c, x)| x * k(c)).sum::<f32>() * self.scale);
                     let v = |c| self.v.number(&v_page, slot, kv_head, c, self.tensor_scales[1]);
                     let value: Vec<f32> = (0..self.v.head_dim).map(v).collect();
@@ -358,7 +404,12 @@ fn pack(page: &PageLayout, ids: &[u32], rows: &[f32], tensor_scale: f32, pool: &
         let mut runs = Vec::new();
         if group > 1 {
             let groups = (0..live).step_by(group as usize);
-            runs.extend(groups.map(|slot| SlotRun { page: id, slot, count: group, source: 0 }));
+            runs.extend(groups.map(|slot| SlotRun {
+                page: id,
+                slot,
+                count: group,
+                source: 0,
+            }));
             reference::quantize_group(page, &runs, number, pool, &mut status);
         } else {
             slot_runs(id, 0, live, |slot| slot, &mut runs);

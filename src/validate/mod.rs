@@ -55,7 +55,11 @@ pub struct ValidateFilter {
 
 /// The kernels that can be named.
 pub fn kernel_names() -> Vec<&'static str> {
-    kernels::ALL.iter().chain(&model::kernels::ALL).map(|kernel| kernel.name).collect()
+    kernels::ALL
+        .iter()
+        .chain(&model::kernels::ALL)
+        .map(|kernel| kernel.name)
+        .collect()
 }
 
 /// The pairs that are validated where none is named.
@@ -66,7 +70,12 @@ fn default_pairs() -> Result<Vec<Pair>> {
         pairs.push(name.parse()?);
     }
     let mut seen = Vec::new();
-    pairs.retain(|pair| !seen.contains(pair) && { seen.push(*pair); true });
+    pairs.retain(|pair| {
+        !seen.contains(pair) && {
+            seen.push(*pair);
+            true
+        }
+    });
     Ok(pairs)
 }
 
@@ -88,7 +97,11 @@ pub fn run(
             advice: format!("choose from {}", names.join(", ")),
         });
     }
-    let pairs = if filter.pairs.is_empty() { default_pairs()? } else { filter.pairs.clone() };
+    let pairs = if filter.pairs.is_empty() {
+        default_pairs()?
+    } else {
+        filter.pairs.clone()
+    };
     let mut sides: Vec<Side> = pairs.iter().flat_map(|pair| [pair.k, pair.v]).collect();
     sides.sort();
     sides.dedup();
@@ -184,7 +197,10 @@ fn attention_outcome(gpu: &Gpu, pair: Pair) -> Result<Outcome> {
         let sequences = random_sequences(&pages, heads * ratio, &lengths, if prefill { 5 } else { 1 });
         let fixture = Fixture::new(pages, heads * ratio, &sequences, 2 * tokens, prefill)?;
         let comparison = fixture.compare(&fixture.gpu(gpu)?, &fixture.reference());
-        outcome.add(comparison, &format!("{heads} heads of {head_dim}, ratio {ratio}, prefill {prefill}"));
+        outcome.add(
+            comparison,
+            &format!("{heads} heads of {head_dim}, ratio {ratio}, prefill {prefill}"),
+        );
     }
     Ok(outcome)
 }
@@ -192,10 +208,16 @@ fn attention_outcome(gpu: &Gpu, pair: Pair) -> Result<Outcome> {
 /// Many partials per row, some empty: `attention_merge` with a split a page.
 fn merge_outcome(gpu: &Gpu) -> Result<Outcome> {
     let mut outcome = Outcome::default();
-    let pages = [PageLayout::new(Side::F32, 1, 64, 8)?, PageLayout::new(Side::F32, 1, 64, 8)?];
+    let pages = [
+        PageLayout::new(Side::F32, 1, 64, 8)?,
+        PageLayout::new(Side::F32, 1, 64, 8)?,
+    ];
     let sequences = random_sequences(&pages, 2, &[0, 1, 8, 9, 700], 3);
     let fixture = Fixture::new(pages, 2, &sequences, 8, true)?;
-    outcome.add(fixture.compare(&fixture.gpu(gpu)?, &fixture.reference()), "splits of 8 tokens");
+    outcome.add(
+        fixture.compare(&fixture.gpu(gpu)?, &fixture.reference()),
+        "splits of 8 tokens",
+    );
     Ok(outcome)
 }
 
@@ -219,7 +241,11 @@ pub fn random_sequences(
             };
             let (k, v) = (rows(&pages[0], 8.0), rows(&pages[1], 1.0));
             let count = queries.min(len.max(1)) * q_heads * pages[0].head_dim;
-            SequenceInput { k, v, q: (0..count).map(|_| random.normal()).collect() }
+            SequenceInput {
+                k,
+                v,
+                q: (0..count).map(|_| random.normal()).collect(),
+            }
         })
         .collect()
 }
@@ -250,7 +276,10 @@ impl Random {
 
     /// Roughly normal: a sum of twelve uniforms less 6.
     pub fn normal(&mut self) -> f32 {
-        (0..12).map(|_| (self.bits() >> 40) as f32 / (1 << 24) as f32).sum::<f32>() - 6.0
+        (0..12)
+            .map(|_| (self.bits() >> 40) as f32 / (1 << 24) as f32)
+            .sum::<f32>()
+            - 6.0
     }
 
     /// The numbers below `count` in random order.

@@ -35,7 +35,11 @@ pub(super) fn check(gpu: &Gpu, kernel: &str, side: Side) -> Result<Outcome> {
         let page = PageLayout::new(side, heads, head_dim, tokens)?;
         let count = 2 * tokens - if side.layout.token_group() > 1 { 0 } else { 3 };
         let rows = nasty_rows(count, heads * head_dim, u64::from(head_dim));
-        let check = PageCheck { page, rows: &rows, tensor_scale: 0.0123 };
+        let check = PageCheck {
+            page,
+            rows: &rows,
+            tensor_scale: 0.0123,
+        };
         let (found, cases) = match kernel {
             "dequantize" => (check.dequantize(gpu)?, rows.len()),
             _ => (check.pack(gpu)?, rows.len()),
@@ -98,7 +102,13 @@ impl PageCheck<'_> {
     fn groups(&self, runs: &[SlotRun]) -> Vec<SlotRun> {
         let group = self.page.side.layout.token_group();
         let starts = runs.iter().filter(|run| run.slot % group == 0);
-        starts.map(|run| SlotRun { count: group, source: run.page, ..*run }).collect()
+        starts
+            .map(|run| SlotRun {
+                count: group,
+                source: run.page,
+                ..*run
+            })
+            .collect()
     }
 
     /// The pool and the status as the reference packs them; untouched words keep their poison.
@@ -110,11 +120,24 @@ impl PageCheck<'_> {
             let (from, words) = self.waiting(pages, &runs)?;
             let number = |run: &SlotRun, i: u32, head: u32, channel: u32| {
                 let at = (run.source * from.words) as usize;
-                from.number(&words[at..at + from.words as usize], run.slot + i, head, channel, 1.0)
+                from.number(
+                    &words[at..at + from.words as usize],
+                    run.slot + i,
+                    head,
+                    channel,
+                    1.0,
+                )
             };
             reference::quantize_group(&self.page, &self.groups(&runs), number, &mut pool, &mut status);
         } else {
-            reference::quantize(&self.page, &runs, self.row(), self.tensor_scale, &mut pool, &mut status);
+            reference::quantize(
+                &self.page,
+                &runs,
+                self.row(),
+                self.tensor_scale,
+                &mut pool,
+                &mut status,
+            );
         }
         Ok((pool, status))
     }
@@ -138,14 +161,24 @@ impl PageCheck<'_> {
             (gpu.upload("rows", self.rows)?, runs)
         };
         let run_list = gpu.upload("runs", &runs)?;
-        let buffers =
-            Buffers { source: &source, runs: &run_list, tensor_scales: &tensor_scales, pages: &pool, status: &status };
+        let buffers = Buffers {
+            source: &source,
+            runs: &run_list,
+            tensor_scales: &tensor_scales,
+            pages: &pool,
+            status: &status,
+        };
         let count = runs.len() as u32;
         if grouped {
             let waiting = PageLayout::new(Side::F16, self.page.heads, self.page.head_dim, self.page.tokens)?;
             let kernel = QuantizeGroup::plan(gpu, &self.page, &waiting)?;
             gpu.submit("quantize_group", |encoder| {
-                kernel.encode(gpu, &mut encoder.begin_compute_pass(&Default::default()), &buffers, count)
+                kernel.encode(
+                    gpu,
+                    &mut encoder.begin_compute_pass(&Default::default()),
+                    &buffers,
+                    count,
+                )
             })?;
         } else {
             let kernel = Quantize::plan(gpu, &self.page, &Source::F32)?;
@@ -171,12 +204,21 @@ impl PageCheck<'_> {
         let (mut wanted, wanted_status) = self.reference()?;
         let (mut got, status) = self.gpu(gpu)?;
         // Padding is read as zero: what a kernel leaves in the bits that belong to no number is its own affair.
-        let used = self.page.live_words(&vec![u32::MAX; self.page.words as usize], 0, self.page.tokens);
+        let used = self
+            .page
+            .live_words(&vec![u32::MAX; self.page.words as usize], 0, self.page.tokens);
         for words in [&mut wanted, &mut got] {
-            words.iter_mut().zip(used.iter().cycle()).for_each(|(word, used)| *word &= used);
+            words
+                .iter_mut()
+                .zip(used.iter().cycle())
+                .for_each(|(word, used)| *word &= used);
         }
         let mut found = mismatches(&wanted, &got, |i| {
-            format!("page {}, word {}", i as u32 / self.page.words, i as u32 % self.page.words)
+            format!(
+                "page {}, word {}",
+                i as u32 / self.page.words,
+                i as u32 % self.page.words
+            )
         });
         if status != wanted_status {
             found.push(format!("status: {wanted_status:?} expected, {status:?} found"));
@@ -199,7 +241,13 @@ impl PageCheck<'_> {
         let rows = gpu.upload("rows", &vec![POISON; self.rows.len()])?;
         gpu.submit("dequantize", |encoder| {
             let mut pass = encoder.begin_compute_pass(&Default::default());
-            kernel.encode(gpu, &mut pass, [&pages, &list, &tensor_scales, &rows], runs.len() as u32, 0)
+            kernel.encode(
+                gpu,
+                &mut pass,
+                [&pages, &list, &tensor_scales, &rows],
+                runs.len() as u32,
+                0,
+            )
         })?;
         let got: Vec<u32> = gpu.read("rows", &rows, self.rows.len())?;
         let wanted: Vec<u32> = wanted.into_iter().map(f32::to_bits).collect();
@@ -263,9 +311,22 @@ pub(super) fn check_calibration(gpu: &Gpu, kernel: &str) -> Result<Outcome> {
         let run = |both: bool| {
             gpu.submit("calibration", |encoder| {
                 let mut pass = encoder.begin_compute_pass(&Default::default());
-                amax.encode(gpu, &mut pass, [&source, &largest], amax::Params { numbers, offset: 0, slot: 1 })?;
+                amax.encode(
+                    gpu,
+                    &mut pass,
+                    [&source, &largest],
+                    amax::Params {
+                        numbers,
+                        offset: 0,
+                        slot: 1,
+                    },
+                )?;
                 let params = tensor_scale::Params { first: 0, slots: 2 };
-                if both { scale.encode(gpu, &mut pass, [&largest, &scales], params) } else { Ok(()) }
+                if both {
+                    scale.encode(gpu, &mut pass, [&largest, &scales], params)
+                } else {
+                    Ok(())
+                }
             })
         };
         let wanted = reference::amax(rows.iter().copied(), 0.0);
@@ -274,11 +335,16 @@ pub(super) fn check_calibration(gpu: &Gpu, kernel: &str) -> Result<Outcome> {
             (wanted, gpu.read("largest", &largest, 2)?)
         } else {
             run(true)?;
-            (reference::tensor_scale(element, wanted), gpu.read("scales", &scales, 2)?)
+            (
+                reference::tensor_scale(element, wanted),
+                gpu.read("scales", &scales, 2)?,
+            )
         };
-        let found = mismatches(&[0, wanted.to_bits()], &[got[0].to_bits(), got[1].to_bits()], |i| {
-            format!("{numbers} numbers, place {i}")
-        });
+        let found = mismatches(
+            &[0, wanted.to_bits()],
+            &[got[0].to_bits(), got[1].to_bits()],
+            |i| format!("{numbers} numbers, place {i}"),
+        );
         outcome.cases += u64::from(numbers);
         outcome.bit_mismatches += found.len() as u64;
         outcome.detail = found.first().cloned().unwrap_or(outcome.detail);
@@ -294,7 +360,10 @@ mod tests {
     fn one_flipped_bit_is_found() {
         let wanted = [1, 2, 3];
         assert!(mismatches(&wanted, &wanted, |i| i.to_string()).is_empty());
-        assert_eq!(mismatches(&wanted, &[1, 2 ^ 0x8000_0000, 3], |i| i.to_string()).len(), 1);
+        assert_eq!(
+            mismatches(&wanted, &[1, 2 ^ 0x8000_0000, 3], |i| i.to_string()).len(),
+            1
+        );
         assert_eq!(mismatches(&wanted, &[1, 2], |i| i.to_string()).len(), 1);
     }
 }

@@ -24,7 +24,9 @@ pub(super) fn check(gpu: &Gpu, kernel: &str) -> Result<Outcome> {
                    record: &dyn Fn(&mut wgpu::ComputePass<'_>, &wgpu::Buffer) -> Result<()>|
          -> Result<Vec<f64>> {
             let output = gpu.upload("output", &vec![f32::NAN; outputs as usize])?;
-            gpu.submit(kernel, |encoder| record(&mut encoder.begin_compute_pass(&Default::default()), &output))?;
+            gpu.submit(kernel, |encoder| {
+                record(&mut encoder.begin_compute_pass(&Default::default()), &output)
+            })?;
             Ok(wide(&gpu.read("output", &output, outputs as usize)?))
         };
         let what = format!("{rows} x {columns}");
@@ -32,7 +34,11 @@ pub(super) fn check(gpu: &Gpu, kernel: &str) -> Result<Outcome> {
             "embed" => {
                 let ids: Vec<u32> = (0..rows).map(|i| (i * 7) % rows).collect();
                 let [ids_buffer, table] = [gpu.upload("ids", &ids)?, gpu.upload("table", &y)?];
-                let params = EmbedParams { tokens: rows, columns, first_position: 0 };
+                let params = EmbedParams {
+                    tokens: rows,
+                    columns,
+                    first_position: 0,
+                };
                 let got = run(count, &|pass, output| {
                     kernels.embed(gpu, pass, [&ids_buffer, &table, &x_buffer, output], params)
                 })?;
@@ -46,15 +52,23 @@ pub(super) fn check(gpu: &Gpu, kernel: &str) -> Result<Outcome> {
                 outcome.add(compare(&got, &wanted, |w| 1.2e-7 * w.abs()), &what);
             }
             "norm" => {
-                let params = NormParams { rows, columns, epsilon: EPSILON as f32 };
-                let got = run(count, &|pass, output| kernels.norm(gpu, pass, [&x_buffer, output], params))?;
+                let params = NormParams {
+                    rows,
+                    columns,
+                    epsilon: EPSILON as f32,
+                };
+                let got = run(count, &|pass, output| {
+                    kernels.norm(gpu, pass, [&x_buffer, output], params)
+                })?;
                 let wanted: Vec<f64> = wide(&x)
                     .chunks(columns as usize)
                     .flat_map(|row| {
                         let n = row.len() as f64;
                         let mean = row.iter().sum::<f64>() / n;
                         let variance = row.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / n;
-                        row.iter().map(move |v| (v - mean) / (variance + EPSILON).sqrt()).collect::<Vec<_>>()
+                        row.iter()
+                            .map(move |v| (v - mean) / (variance + EPSILON).sqrt())
+                            .collect::<Vec<_>>()
                     })
                     .collect();
                 // Two sums of `columns` terms, a square root and a division that may be 2.5 ulp off.
@@ -64,12 +78,22 @@ pub(super) fn check(gpu: &Gpu, kernel: &str) -> Result<Outcome> {
                 let outputs = 9;
                 let weight = numbers(columns * outputs);
                 let weight_buffer = gpu.upload("weight", &weight)?;
-                let params = MatmulParams { rows, inner: columns, columns: outputs };
+                let params = MatmulParams {
+                    rows,
+                    inner: columns,
+                    columns: outputs,
+                };
                 for transposed in [false, true] {
                     let got = run(rows * outputs, &|pass, output| {
                         kernels.matmul(gpu, pass, [&x_buffer, &weight_buffer, output], params, transposed)
                     })?;
-                    let at = |i: u32, o: u32| if transposed { o * columns + i } else { i * outputs + o };
+                    let at = |i: u32, o: u32| {
+                        if transposed {
+                            o * columns + i
+                        } else {
+                            i * outputs + o
+                        }
+                    };
                     let terms = |index: usize| {
                         let (row, o) = (index as u32 / outputs, index as u32 % outputs);
                         (0..columns)
@@ -82,14 +106,17 @@ pub(super) fn check(gpu: &Gpu, kernel: &str) -> Result<Outcome> {
                     let wanted: Vec<f64> = (0..got.len()).map(|i| terms(i).iter().sum()).collect();
                     // Rounding of each term and of each partial sum, relative to the sum of magnitudes.
                     let ulp = f64::from(columns / 4 + 4) * 6e-8;
-                    let bounds: Vec<f64> =
-                        (0..got.len()).map(|i| ulp * terms(i).iter().map(|t| t.abs()).sum::<f64>()).collect();
+                    let bounds: Vec<f64> = (0..got.len())
+                        .map(|i| ulp * terms(i).iter().map(|t| t.abs()).sum::<f64>())
+                        .collect();
                     let mut bounds = bounds.into_iter();
                     outcome.add(compare(&got, &wanted, |_| bounds.next().unwrap_or(0.0)), &what);
                 }
             }
             "activation" => {
-                let got = run(count, &|pass, output| kernels.activation(gpu, pass, [&x_buffer, output], count))?;
+                let got = run(count, &|pass, output| {
+                    kernels.activation(gpu, pass, [&x_buffer, output], count)
+                })?;
                 let root = (2.0 / std::f64::consts::PI).sqrt();
                 let gelu = |v: &f64| 0.5 * v * (1.0 + (root * (v + 0.044715 * v.powi(3))).tanh());
                 let wanted: Vec<f64> = wide(&x).iter().map(gelu).collect();
@@ -98,8 +125,9 @@ pub(super) fn check(gpu: &Gpu, kernel: &str) -> Result<Outcome> {
             }
             "residual" => {
                 let y_buffer = gpu.upload("y", &y)?;
-                let got =
-                    run(count, &|pass, output| kernels.residual(gpu, pass, [&x_buffer, &y_buffer, output], count))?;
+                let got = run(count, &|pass, output| {
+                    kernels.residual(gpu, pass, [&x_buffer, &y_buffer, output], count)
+                })?;
                 let wanted: Vec<f64> = wide(&x).iter().zip(wide(&y)).map(|(a, b)| a + b).collect();
                 // One rounded sum.
                 outcome.add(compare(&got, &wanted, |w| 1.2e-7 * w.abs()), &what);

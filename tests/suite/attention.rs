@@ -16,7 +16,14 @@ fn pages(pair: Pair, heads: u32, head_dim: u32, tokens: u32) -> [PageLayout; 2] 
 }
 
 /// Runs one ragged batch and demands the bound; the worst share of it is returned.
-fn check(pages: [PageLayout; 2], ratio: u32, lengths: &[u32], queries: u32, prefill: bool, test: &str) -> Option<f64> {
+fn check(
+    pages: [PageLayout; 2],
+    ratio: u32,
+    lengths: &[u32],
+    queries: u32,
+    prefill: bool,
+    test: &str,
+) -> Option<f64> {
     let gpu = common::gpu(test)?;
     let q_heads = pages[0].heads * ratio;
     let sequences = random_sequences(&pages, q_heads, lengths, queries);
@@ -33,15 +40,24 @@ fn check(pages: [PageLayout; 2], ratio: u32, lengths: &[u32], queries: u32, pref
 
 /// The sides that stand for all: one group length for the per-channel ones.
 fn sides() -> Vec<Side> {
-    ["f32", "f16", "fp8", "int8", "int4", "int2", "fp4", "int8c", "int4c", "int2c"]
-        .map(|name| name.parse().unwrap())
-        .into()
+    [
+        "f32", "f16", "fp8", "int8", "int4", "int2", "fp4", "int8c", "int4c", "int2c",
+    ]
+    .map(|name| name.parse().unwrap())
+    .into()
 }
 
 fn every_pair(ratio: u32, test: &str) {
     for k in sides() {
         for v in sides() {
-            check(pages(Pair { k, v }, 2, 8, 32), ratio, &lengths(32), 1, false, test);
+            check(
+                pages(Pair { k, v }, 2, 8, 32),
+                ratio,
+                &lengths(32),
+                1,
+                false,
+                test,
+            );
         }
     }
 }
@@ -72,17 +88,39 @@ fn every_side_in_prefill_with_causal_queries() {
         let tokens = side.layout.token_group().max(32);
         let lengths = [1, 7, tokens - 1, tokens, tokens + 1, 300];
         let test = "every_side_in_prefill_with_causal_queries";
-        check(pages(Pair::same(side), 2, 40, tokens), 1, &lengths, 37, true, test);
+        check(
+            pages(Pair::same(side), 2, 40, tokens),
+            1,
+            &lengths,
+            37,
+            true,
+            test,
+        );
     }
 }
 
 #[test]
 fn head_dims_and_ratios_up_to_the_limits() {
-    let shapes = [(1, 256, 1), (1, 256, 16), (2, 16, 5), (1, 80, 7), (3, 96, 2), (1, 112, 6), (2, 128, 12)];
+    let shapes = [
+        (1, 256, 1),
+        (1, 256, 16),
+        (2, 16, 5),
+        (1, 80, 7),
+        (3, 96, 2),
+        (1, 112, 6),
+        (2, 128, 12),
+    ];
     for (heads, head_dim, ratio) in shapes {
         let pair = "int4c/int8".parse().unwrap();
         let test = "head_dims_and_ratios_up_to_the_limits";
-        check(pages(pair, heads, head_dim, 32), ratio, &lengths(32), 1, false, test);
+        check(
+            pages(pair, heads, head_dim, 32),
+            ratio,
+            &lengths(32),
+            1,
+            false,
+            test,
+        );
     }
 }
 
@@ -98,7 +136,14 @@ fn k_and_v_head_dims_may_differ() {
 #[test]
 fn pages_from_8_to_512_tokens() {
     for tokens in [8, 24, 40, 512] {
-        check(pages("int4/fp8".parse().unwrap(), 2, 16, tokens), 2, &[1, 5, 100, 700], 1, false, "pages");
+        check(
+            pages("int4/fp8".parse().unwrap(), 2, 16, tokens),
+            2,
+            &[1, 5, 100, 700],
+            1,
+            false,
+            "pages",
+        );
     }
 }
 
@@ -116,8 +161,16 @@ fn a_wrong_answer_or_nan_is_beyond_the_bound() {
     }
     let mut bad = right.clone();
     bad.output[3] = f64::NAN;
-    assert_eq!(fixture.compare(&right, &bad).failures, 1, "the reference's own NaN fails too");
-    assert_eq!(fixture.compare(&bad, &bad).failures, 1, "NaN on both sides is no agreement");
+    assert_eq!(
+        fixture.compare(&right, &bad).failures,
+        1,
+        "the reference's own NaN fails too"
+    );
+    assert_eq!(
+        fixture.compare(&bad, &bad).failures,
+        1,
+        "NaN on both sides is no agreement"
+    );
     let mut bad = right.clone();
     bad.lse[0] = f64::INFINITY;
     assert_eq!(fixture.compare(&bad, &right).failures, 1);
@@ -146,9 +199,17 @@ fn num_16_products_beyond_the_range_of_f16() {
     // q.K is 73728 for the first token and -73728 for the second: f16 would give Inf - Inf.
     let k = [vec![24.0; 128], vec![-24.0; 128]].concat();
     let v = [vec![1.0; 128], vec![2.0; 128]].concat();
-    let sequence = SequenceInput { k, v, q: vec![24.0; 128] };
+    let sequence = SequenceInput {
+        k,
+        v,
+        q: vec![24.0; 128],
+    };
     for answer in answers(1, 128, 8, 1, sequence, 1.0, "num_16") {
-        assert!(answer.output.iter().all(|&x| x == 1.0), "{:?}", &answer.output[..4]);
+        assert!(
+            answer.output.iter().all(|&x| x == 1.0),
+            "{:?}",
+            &answer.output[..4]
+        );
     }
 }
 
@@ -171,7 +232,11 @@ fn msk_03_a_score_of_minus_60000_is_no_mask() {
     k[0] = -60_000.0;
     let mut q = vec![0.0; 8];
     q[0] = 1.0;
-    let sequence = SequenceInput { k, v: vec![3.0; 8], q };
+    let sequence = SequenceInput {
+        k,
+        v: vec![3.0; 8],
+        q,
+    };
     for answer in answers(1, 8, 8, 1, sequence, 1.0, "msk_03") {
         assert!(answer.output.iter().all(|&x| x == 3.0));
     }
@@ -194,11 +259,18 @@ fn shp_04_upper_half_of_the_head_counts() {
 fn shp_06_query_head_reads_kv_head_of_its_group() {
     for (q_heads, kv_heads) in [(15, 5), (25, 5), (28, 4), (8, 8), (16, 2)] {
         let row: Vec<f32> = (0..kv_heads).flat_map(|head| vec![head as f32; 8]).collect();
-        let sequence = SequenceInput { k: row.clone(), v: row, q: vec![0.0; q_heads as usize * 8] };
+        let sequence = SequenceInput {
+            k: row.clone(),
+            v: row,
+            q: vec![0.0; q_heads as usize * 8],
+        };
         for answer in answers(kv_heads, 8, 8, q_heads / kv_heads, sequence, 1.0, "shp_06") {
             for (i, row) in answer.output.chunks(8).enumerate() {
                 let wanted = f64::from(i as u32 / (q_heads / kv_heads));
-                assert!(row.iter().all(|&x| x == wanted), "query head {i} of {q_heads}/{kv_heads}: {row:?}");
+                assert!(
+                    row.iter().all(|&x| x == wanted),
+                    "query head {i} of {q_heads}/{kv_heads}: {row:?}"
+                );
             }
         }
     }
@@ -211,12 +283,20 @@ fn shp_12_dead_slots_hold_nan_and_are_never_used() {
         let layout = pages(name.parse().unwrap(), 2, 8, 16);
         // 6 is exact in every format but the f16 scales of INT8 and INT4.
         let rows = vec![6.0; 13 * 16];
-        let sequence = SequenceInput { k: rows.clone(), v: rows, q: vec![0.5; 16] };
+        let sequence = SequenceInput {
+            k: rows.clone(),
+            v: rows,
+            q: vec![0.5; 16],
+        };
         let fixture = Fixture::new(layout, 2, &[sequence], 16, false).unwrap();
         let mut answers = vec![fixture.reference()];
         answers.extend(common::gpu("shp_12").map(|gpu| fixture.gpu(gpu).unwrap()));
         for answer in answers {
-            assert!(answer.output.iter().all(|&x| (x - 6.0).abs() < 6e-3), "{name}: {:?}", answer.output);
+            assert!(
+                answer.output.iter().all(|&x| (x - 6.0).abs() < 6e-3),
+                "{name}: {:?}",
+                answer.output
+            );
         }
     }
 }
@@ -231,13 +311,20 @@ fn lng_08_no_remainder_is_dropped_and_empty_splits_are_harmless() {
     let mut q = vec![0.0; 8];
     q[0] = 1.0;
     for answer in answers(1, 8, 8, 1, SequenceInput { k, v, q }, 1.0, "lng_08") {
-        assert!(answer.output.iter().all(|&x| (x - 0.999_997_941).abs() < 1e-6), "{:?}", answer.output);
+        assert!(
+            answer.output.iter().all(|&x| (x - 0.999_997_941).abs() < 1e-6),
+            "{:?}",
+            answer.output
+        );
     }
 }
 
 #[test]
 fn shp_10_an_empty_row_gives_zeros_and_minus_infinity() {
-    let sequence = SequenceInput { q: vec![1.0; 8], ..SequenceInput::default() };
+    let sequence = SequenceInput {
+        q: vec![1.0; 8],
+        ..SequenceInput::default()
+    };
     for answer in answers(1, 8, 8, 1, sequence, 1.0, "shp_10") {
         assert_eq!(answer.output, vec![0.0; 8]);
         assert_eq!(answer.lse, [f64::NEG_INFINITY]);

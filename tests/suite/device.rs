@@ -30,8 +30,18 @@ fn spec(pages: u32) -> CacheSpec {
 fn dev_07_the_device_has_the_adapters_own_buffer_limits() {
     let Some(gpu) = common::gpu("dev_07") else { return };
     let limits = gpu.device().limits();
-    let of = |name: &str| gpu.summary().limits.iter().find(|(known, _)| known == name).unwrap().1;
-    assert_eq!(limits.max_storage_buffer_binding_size, of("maxStorageBufferBindingSize"));
+    let of = |name: &str| {
+        gpu.summary()
+            .limits
+            .iter()
+            .find(|(known, _)| known == name)
+            .unwrap()
+            .1
+    };
+    assert_eq!(
+        limits.max_storage_buffer_binding_size,
+        of("maxStorageBufferBindingSize")
+    );
     assert_eq!(limits.max_buffer_size, of("maxBufferSize"));
     // A pool of 640 MB: 5000 pages of 64 tokens of 2048 bytes. It works or says how much is allowed.
     let bytes = 5000 * 64 * 2048_u64;
@@ -39,7 +49,10 @@ fn dev_07_the_device_has_the_adapters_own_buffer_limits() {
         Ok(cache) => assert_eq!(cache.allocated_bytes(), 2 * bytes),
         Err(Error::Limit { needed, allowed, .. }) => {
             assert_eq!(needed, bytes);
-            assert!(allowed < bytes && allowed == limits.max_storage_buffer_binding_size.min(limits.max_buffer_size));
+            assert!(
+                allowed < bytes
+                    && allowed == limits.max_storage_buffer_binding_size.min(limits.max_buffer_size)
+            );
         }
         // An adapter that allows the binding may still be short of memory.
         Err(Error::Device { during, .. }) => assert!(during.contains("pages"), "{during}"),
@@ -54,7 +67,10 @@ fn lng_03_the_largest_pool_fits_exactly() {
     let allowed = limits.max_storage_buffer_binding_size.min(limits.max_buffer_size);
     let pages = u32::try_from(allowed / (64 * 2048)).unwrap();
     let error = KvCache::new(gpu, spec(pages + 1)).unwrap_err();
-    assert!(matches!(error, Error::Limit { needed, .. } if needed > allowed), "{error}");
+    assert!(
+        matches!(error, Error::Limit { needed, .. } if needed > allowed),
+        "{error}"
+    );
     if allowed <= 1 << 28 {
         KvCache::new(gpu, spec(pages)).unwrap();
     }
@@ -90,11 +106,19 @@ fn dev_10_a_lost_device_is_an_error_and_gives_no_numbers() {
 
 #[test]
 fn errors_do_not_reach_the_callers_handler() {
-    let Some(shared) = common::gpu("errors_do_not_reach_the_callers_handler") else { return };
-    let gpu = Gpu::open(&Selection { adapter: Some(shared.summary().label.clone()), backend: None }).unwrap();
+    let Some(shared) = common::gpu("errors_do_not_reach_the_callers_handler") else {
+        return;
+    };
+    let gpu = Gpu::open(&Selection {
+        adapter: Some(shared.summary().label.clone()),
+        backend: None,
+    })
+    .unwrap();
     let heard = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
     let ear = heard.clone();
-    gpu.device().on_uncaptured_error(std::sync::Arc::new(move |_| ear.store(true, std::sync::atomic::Ordering::SeqCst)));
+    gpu.device().on_uncaptured_error(std::sync::Arc::new(move |_| {
+        ear.store(true, std::sync::atomic::Ordering::SeqCst)
+    }));
     let caught = gpu.checked("a bad buffer", || {
         gpu.device().create_buffer(&wgpu::BufferDescriptor {
             label: None,
@@ -116,16 +140,30 @@ fn adapters_are_named_uniquely_and_gpus_come_first() {
     for (i, adapter) in all.iter().enumerate() {
         assert_eq!(adapter.index, i);
         assert_eq!(all.iter().filter(|other| other.label == adapter.label).count(), 1);
-        assert!(all[..i].iter().all(|earlier| !earlier.software || adapter.software), "software before a GPU");
+        assert!(
+            all[..i]
+                .iter()
+                .all(|earlier| !earlier.software || adapter.software),
+            "software before a GPU"
+        );
     }
-    let error = Gpu::open(&Selection { adapter: Some("no such adapter".into()), backend: None }).unwrap_err();
+    let error = Gpu::open(&Selection {
+        adapter: Some("no such adapter".into()),
+        backend: None,
+    })
+    .unwrap_err();
     assert!(error.to_string().contains(&all[0].label), "{error}");
 }
 
 #[test]
 fn dev_12_no_page_beyond_a_pool_is_ever_named() {
     // Shaders read what the host names: pages come from the books alone, and the books name no page that the pools lack.
-    let spec = CacheSpec { pair: "int4c/int4".parse().unwrap(), pages: 7, window: [8, 0], ..spec(7) };
+    let spec = CacheSpec {
+        pair: "int4c/int4".parse().unwrap(),
+        pages: 7,
+        window: [8, 0],
+        ..spec(7)
+    };
     let mut book = Book::new(spec).unwrap();
     let mut random = Random::new(12);
     let mut open = Vec::new();
@@ -143,11 +181,22 @@ fn dev_12_no_page_beyond_a_pool_is_ever_named() {
         }
         match book.plan(&[(id, random.below(90))], 4) {
             Ok(plan) => {
-                let runs = plan.sides.iter().flat_map(|s| s.direct.iter().chain(&s.wait).chain(&s.pack));
+                let runs = plan
+                    .sides
+                    .iter()
+                    .flat_map(|s| s.direct.iter().chain(&s.wait).chain(&s.pack));
                 assert!(runs.clone().all(|run| run.page < 7 && run.slot + run.count <= 64));
-                assert!(plan.table.iter().all(|e| e.k_page < 7 && e.v_page < 7 && e.first < e.last && e.last <= 64));
+                assert!(
+                    plan.table
+                        .iter()
+                        .all(|e| e.k_page < 7 && e.v_page < 7 && e.first < e.last && e.last <= 64)
+                );
                 let items = plan.segments.values().flatten();
-                assert!(items.clone().all(|item| (item.table + item.pages) as usize <= plan.table.len()));
+                assert!(
+                    items
+                        .clone()
+                        .all(|item| (item.table + item.pages) as usize <= plan.table.len())
+                );
                 book.commit(plan);
                 planned += 1;
             }
