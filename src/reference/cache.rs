@@ -75,7 +75,7 @@ impl ReferenceCache {
 
     /// Per-tensor scales of FP8 by the largest magnitudes appended so far, [layer][K, V]; the magnitudes start again from 0.
     pub fn calibrated(&mut self) -> Vec<[f32; 2]> {
-        let largest = self.largest.iter_mut().map(|pair| std::mem::take(pair));
+        let largest = self.largest.iter_mut().map(std::mem::take);
         largest
             .map(|pair| pair.map(|amax| tensor_scale(Element::E4m3, amax)))
             .collect()

@@ -468,7 +468,7 @@ impl Flips<'_> {
             .map(|l| Ok([side(l, K)?, side(l, V)?]))
             .collect::<Result<_>>()?;
         Ok(CpuRun {
-            calibrated: model.cache().calibrated(),
+            calibrated: model.calibrated(),
             words,
             logits,
             rows,
