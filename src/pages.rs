@@ -46,6 +46,7 @@ impl PageLayout {
     /// # Errors
     /// [`Error::Shape`] names the value, the rule and what to do: `head_dim` a multiple of 8 up to [`MAX_HEAD_DIM`],
     /// `tokens` a multiple of 8 and of the side's group, heads x head_dim a multiple of 16 for block scales.
+    /// [`Error::Usage`] for f32 or f16 with a scale, or another element without one.
     pub fn new(side: Side, heads: u32, head_dim: u32, tokens: u32) -> Result<PageLayout> {
         let refuse = |what, value: u32, limit: String, advice: &str| {
             Err(Error::Shape {
@@ -55,6 +56,22 @@ impl PageLayout {
                 advice: advice.to_owned(),
             })
         };
+        let plain = side.element.info().plain;
+        if plain != (side.layout == ScaleLayout::None) {
+            return Err(Error::Usage {
+                asked: format!("a side `{side}`"),
+                reason: format!(
+                    "{} {}",
+                    side.element.info().name,
+                    if plain {
+                        "is stored without a scale"
+                    } else {
+                        "needs a scale"
+                    }
+                ),
+                advice: format!("use a named side: {}", crate::spec::known_names()),
+            });
+        }
         if head_dim == 0 || !head_dim.is_multiple_of(8) || head_dim > MAX_HEAD_DIM {
             let limit = format!("head_dim is a multiple of 8 from 8 to {MAX_HEAD_DIM}");
             return refuse(
@@ -103,6 +120,16 @@ impl PageLayout {
                 head_dim,
                 limit,
                 "choose a per-token or per-channel side",
+            );
+        }
+        if side.layout == ScaleLayout::PerBlock && head_dim * side.element.bits() % 32 != 0 {
+            let limit =
+                format!("blocks of `{side}` may span heads, so the codes of a head must fill whole words");
+            return refuse(
+                "head_dim",
+                head_dim,
+                limit,
+                "choose a head_dim that is a multiple of 16, or another side",
             );
         }
         let head_words = (head_dim * side.element.bits()).div_ceil(32);
@@ -232,6 +259,8 @@ pub fn heads_ratio(q_heads: u32, kv_heads: u32) -> Result<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::formats::Element;
+    use crate::scales::ScaleType;
 
     fn layout(name: &str, heads: u32, head_dim: u32, tokens: u32) -> Result<PageLayout> {
         PageLayout::new(name.parse()?, heads, head_dim, tokens)
@@ -290,7 +319,24 @@ mod tests {
             (layout("int4c(128)", 2, 8, 64), "page_tokens = 64"),
             (layout("fp4", 3, 8, 64), "head_dim = 8"),
         ];
-        for (result, part) in cases {
+        let odd = |element, layout| {
+            PageLayout::new(
+                Side {
+                    element,
+                    layout,
+                    scale: ScaleType::F16,
+                },
+                2,
+                8,
+                64,
+            )
+        };
+        let more = [
+            (odd(Element::Int2, ScaleLayout::PerBlock), "head_dim = 8"),
+            (odd(Element::F16, ScaleLayout::PerToken), "without a scale"),
+            (odd(Element::Int4, ScaleLayout::None), "needs a scale"),
+        ];
+        for (result, part) in cases.into_iter().chain(more) {
             let message = result.unwrap_err().to_string();
             assert!(message.contains(part), "{message}");
         }

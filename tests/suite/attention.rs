@@ -1,8 +1,10 @@
 //! Attention on the GPU against the CPU reference, within twice the error of a plain f32 attention.
 
+use kvpack::formats::ALL;
 use kvpack::pages::PageLayout;
+use kvpack::scales::{SCALE_TYPES, ScaleLayout, ScaleType};
 use kvpack::spec::{Pair, Side};
-use kvpack::validate::{Fixture, Outputs, SequenceInput, random_sequences};
+use kvpack::validate::{Fixture, Outputs, PageCheck, SequenceInput, nasty_rows, random_sequences};
 
 use crate::common;
 
@@ -16,7 +18,7 @@ fn pages(pair: Pair, heads: u32, head_dim: u32, tokens: u32) -> [PageLayout; 2] 
 }
 
 /// Runs one ragged batch and demands the bound; the worst share of it is returned.
-fn check(
+fn check_pair(
     pages: [PageLayout; 2],
     ratio: u32,
     lengths: &[u32],
@@ -50,7 +52,7 @@ fn sides() -> Vec<Side> {
 fn every_pair(ratio: u32, test: &str) {
     for k in sides() {
         for v in sides() {
-            check(
+            check_pair(
                 pages(Pair { k, v }, 2, 8, 32),
                 ratio,
                 &lengths(32),
@@ -88,7 +90,7 @@ fn every_side_in_prefill_with_causal_queries() {
         let tokens = side.layout.token_group().max(32);
         let lengths = [1, 7, tokens - 1, tokens, tokens + 1, 300];
         let test = "every_side_in_prefill_with_causal_queries";
-        check(
+        check_pair(
             pages(Pair::same(side), 2, 40, tokens),
             1,
             &lengths,
@@ -96,6 +98,63 @@ fn every_side_in_prefill_with_causal_queries() {
             true,
             test,
         );
+    }
+}
+
+/// Every quantised element with every scale layout and type, named or not.
+fn combinations() -> Vec<Side> {
+    let layouts = [
+        ScaleLayout::PerToken,
+        ScaleLayout::PerBlock,
+        ScaleLayout::PerTensor,
+        ScaleLayout::PerChannel { group: 8 },
+        ScaleLayout::PerChannel { group: 32 },
+    ];
+    let mut all = Vec::new();
+    for element in ALL.into_iter().filter(|element| !element.info().plain) {
+        for layout in layouts {
+            for scale in SCALE_TYPES {
+                if layout != ScaleLayout::PerTensor || scale == ScaleType::F32 {
+                    all.push(Side {
+                        element,
+                        layout,
+                        scale,
+                    });
+                }
+            }
+        }
+    }
+    all
+}
+
+#[test]
+fn every_element_with_every_scale_layout_and_type() {
+    let Some(gpu) = common::gpu("every_element_with_every_scale_layout_and_type") else {
+        return;
+    };
+    let sides = combinations();
+    assert_eq!(sides.len(), 5 * (4 * 3 + 1));
+    for (i, &side) in sides.iter().enumerate() {
+        let page = PageLayout::new(side, 2, 16, 32).unwrap();
+        let rows = nasty_rows(64, 32, i as u64);
+        let check = PageCheck {
+            page,
+            rows: &rows,
+            tensor_scale: 0.0371,
+        };
+        assert_eq!(check.pack(gpu).unwrap(), Vec::<String>::new(), "packing {side}");
+        assert_eq!(
+            check.dequantize(gpu).unwrap(),
+            Vec::<String>::new(),
+            "unpacking {side}"
+        );
+        // Attention reads one of them as K and another as V.
+        let pair = Pair {
+            k: side,
+            v: sides[(i * 7 + 3) % sides.len()],
+        };
+        let test = "every_element_with_every_scale_layout_and_type";
+        check_pair(pages(pair, 2, 16, 32), 1, &[1, 31, 33, 100], 1, false, test);
     }
 }
 
@@ -113,7 +172,7 @@ fn head_dims_and_ratios_up_to_the_limits() {
     for (heads, head_dim, ratio) in shapes {
         let pair = "int4c/int8".parse().unwrap();
         let test = "head_dims_and_ratios_up_to_the_limits";
-        check(
+        check_pair(
             pages(pair, heads, head_dim, 32),
             ratio,
             &lengths(32),
@@ -129,14 +188,14 @@ fn k_and_v_head_dims_may_differ() {
     for (k_dim, v_dim) in [(192, 128), (8, 64), (64, 8)] {
         let k = PageLayout::new("int8".parse().unwrap(), 2, k_dim, 64).unwrap();
         let v = PageLayout::new("int4".parse().unwrap(), 2, v_dim, 64).unwrap();
-        check([k, v], 2, &lengths(64), 3, true, "k_and_v_head_dims_may_differ");
+        check_pair([k, v], 2, &lengths(64), 3, true, "k_and_v_head_dims_may_differ");
     }
 }
 
 #[test]
 fn pages_from_8_to_512_tokens() {
     for tokens in [8, 24, 40, 512] {
-        check(
+        check_pair(
             pages("int4/fp8".parse().unwrap(), 2, 16, tokens),
             2,
             &[1, 5, 100, 700],
