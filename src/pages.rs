@@ -122,7 +122,7 @@ impl PageLayout {
                 "choose a per-token or per-channel side",
             );
         }
-        if side.layout == ScaleLayout::PerBlock && head_dim * side.element.bits() % 32 != 0 {
+        if side.layout == ScaleLayout::PerBlock && !(head_dim * side.element.bits()).is_multiple_of(32) {
             let limit =
                 format!("blocks of `{side}` may span heads, so the codes of a head must fill whole words");
             return refuse(
