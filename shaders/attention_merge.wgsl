@@ -33,21 +33,21 @@ fn attention_merge(
     var m = LOWEST;
     for (var i = 0u; i < merge.z; i++) {
         let ml = partial_ml[merge.x + i * merge.y + head];
-        // An empty partial says nothing about the maximum.
-        m = select(m, max(m, ml.x), ml.y > 0.0);
+        // An empty partial says nothing about the maximum. Its sum is 0 to the bit: a NaN must not pass for it.
+        m = select(max(m, ml.x), m, bitcast<u32>(ml.y) == 0u);
     }
     var l = 0.0;
     var o = vec4<f32>();
     for (var i = 0u; i < merge.z; i++) {
         let partial = merge.x + i * merge.y + head;
         let ml = partial_ml[partial];
-        if (ml.y > 0.0) {
+        if (bitcast<u32>(ml.y) != 0u) {
             let weight = exp(ml.x - m);
             l += ml.y * weight;
             o += partial_o[partial * V_QUADS + quad] * weight;
         }
     }
-    let empty = l == 0.0;
+    let empty = bitcast<u32>(l) == 0u;
     let out_row = merge.w * params.q_heads + head;
     output[out_row * V_QUADS + quad] = select(o / l, vec4<f32>(), empty);
     if (quad == 0u) {

@@ -52,7 +52,7 @@ pub enum Error {
         free: u64,
     },
     /// A sequence id that was never opened or has been freed.
-    #[error("sequence {0} is not open (freed, or of another cache); open it first")]
+    #[error("sequence {0} is not open in this cache (freed, or never opened); open one first")]
     UnknownSequence(u64),
     /// A request that contradicts the state or the settings.
     #[error("{asked}: {reason}; {advice}")]
@@ -99,6 +99,16 @@ pub enum Error {
         during: String,
         /// The words of the driver or of wgpu.
         message: String,
+    },
+    /// Keys or values that are not numbers, met while they were packed.
+    #[error(
+        "{count} NaN or infinite keys and values on their way into `{pair}`; no figure is computed from them"
+    )]
+    NonFiniteRows {
+        /// The pair.
+        pair: String,
+        /// How many.
+        count: u64,
     },
     /// A result that is not a number where numbers are compared.
     #[error("{what}: {nan} NaN and {infinite} infinite values; no figure is computed from them")]

@@ -299,9 +299,15 @@ impl Gpu {
             let backend = selection
                 .backend
                 .map_or("vulkan, metal or dx12".to_owned(), |b| b.to_string());
+            let other = selection.backend.is_some_and(|b| b != Backend::Vulkan);
+            let advice = if other {
+                "leave --backend out: this system may have another interface"
+            } else {
+                NO_ADAPTER
+            };
             return Err(Error::NoAdapter {
                 reason: format!("no {backend} driver offers one"),
-                advice: NO_ADAPTER.to_owned(),
+                advice: advice.to_owned(),
             });
         }
         let labels: Vec<String> = adapters

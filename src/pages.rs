@@ -13,11 +13,14 @@
 //! bytes at its end. Token t of a sequence sits in page t / P at slot t mod P, in every format.
 
 use crate::error::{Error, Result};
-use crate::scales::{BLOCK_CHANNELS, ScaleLayout};
+use crate::scales::{BLOCK_CHANNELS, GROUPS, ScaleLayout};
 use crate::spec::Side;
 
 /// The largest head_dim that kernels serve.
 pub const MAX_HEAD_DIM: u32 = 256;
+
+/// The most words of a page: 64 MiB.
+const MAX_PAGE_WORDS: u64 = 1 << 24;
 
 /// The geometry of one side's pages. All counts are in words of 32 bits unless named otherwise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -99,6 +102,15 @@ impl PageLayout {
             );
         }
         let group = side.layout.token_group();
+        if matches!(side.layout, ScaleLayout::PerChannel { group } if !GROUPS.contains(&group)) {
+            let limit = "a group is 8, 16, 32, 64 or 128 tokens".to_owned();
+            return refuse(
+                "group",
+                group,
+                limit,
+                "name the side with one of these, for example int4c(32)",
+            );
+        }
         if !tokens.is_multiple_of(group) {
             let limit = format!("the group G = {group} of `{side}` must divide the page");
             return refuse(
@@ -133,16 +145,25 @@ impl PageLayout {
             );
         }
         let head_words = (head_dim * side.element.bits()).div_ceil(32);
-        let code_words = heads * head_words * tokens;
+        let [wide_heads, wide_tokens] = [heads, tokens].map(u64::from);
+        let row = wide_heads * u64::from(head_dim);
         let scale_elements = match side.layout {
             ScaleLayout::None | ScaleLayout::PerTensor => 0,
-            ScaleLayout::PerToken => heads * tokens,
-            ScaleLayout::PerBlock => heads * head_dim / BLOCK_CHANNELS * tokens,
-            ScaleLayout::PerChannel { group } => heads * head_dim * (tokens / group),
+            ScaleLayout::PerToken => wide_heads * wide_tokens,
+            ScaleLayout::PerBlock => row / u64::from(BLOCK_CHANNELS) * wide_tokens,
+            ScaleLayout::PerChannel { group } => row * (wide_tokens / u64::from(group)),
         };
-        let scale_words = (scale_elements * side.scale.bits()).div_ceil(32);
-        let scale_offset = code_words.next_multiple_of(4);
+        let scale_words = (scale_elements * u64::from(side.scale.bits())).div_ceil(32);
+        let scale_offset = (wide_heads * u64::from(head_words) * wide_tokens).next_multiple_of(4);
         let words = scale_offset + scale_words.next_multiple_of(4);
+        if words > MAX_PAGE_WORDS {
+            let limit = format!(
+                "a page of {heads} heads of {head_dim} may take {MAX_PAGE_WORDS} words; this takes {words}"
+            );
+            return refuse("page_tokens", tokens, limit, "use shorter pages");
+        }
+        // Below 2^24: the casts keep every bit.
+        let [scale_elements, scale_offset, words] = [scale_elements, scale_offset, words].map(|n| n as u32);
         Ok(PageLayout {
             side,
             heads,
@@ -226,7 +247,7 @@ impl PageLayout {
         let mut keep = |(word, bit): (u32, u32), bits: u32| {
             live[word as usize] |= page[word as usize] & ((u32::MAX >> (32 - bits)) << bit);
         };
-        for slot in first..last {
+        for slot in first..last.min(self.tokens) {
             for head in 0..self.heads {
                 for channel in 0..self.head_dim {
                     keep(self.code_at(slot, head, channel), self.side.element.bits());

@@ -6,7 +6,7 @@
 //!     step.append(&mut pass, layer, &k, &v)?;               // records; rows are [token][head][channel] f32
 //!     step.attend(&mut pass, layer, &q, &output)?;          // sees the tokens just appended
 //! }
-//! step.commit();                                            // dropping the step instead takes it back
+//! step.commit()?;                                           // dropping the step instead takes it back
 //! ```
 //!
 //! Tokens of per-channel sides wait in f16 pages until their group is full, tokens of a recent window until they leave
@@ -15,7 +15,8 @@
 mod plan;
 
 pub use plan::{
-    Book, CacheSpec, Geometry, K, PagesInUse, SegmentKind, SequenceId, SidePlan, StepPlan, TensorScales, V,
+    Book, BytesInUse, CacheSpec, Geometry, K, PagesInUse, SegmentKind, SequenceId, SidePlan, StepPlan,
+    TensorScales, V,
 };
 
 use std::collections::BTreeMap;
@@ -70,7 +71,10 @@ pub struct KvCache {
     merge: AttentionMerge,
     amax: Amax,
     tensor_scale: TensorScale,
+    /// Largest magnitudes of the step at hand, where scales come from its rows.
     largest: wgpu::Buffer,
+    /// Largest magnitudes seen by [`Step::calibrate`].
+    observed: wgpu::Buffer,
     tensor_scales: wgpu::Buffer,
     status: wgpu::Buffer,
     partials: Option<Partials>,
@@ -142,6 +146,7 @@ impl KvCache {
             amax: Amax::plan(gpu)?,
             tensor_scale: TensorScale::plan(gpu, Element::E4m3)?,
             largest: gpu.zeros("largest magnitudes", numbers)?,
+            observed: gpu.zeros("observed magnitudes", numbers)?,
             tensor_scales: gpu.upload("per-tensor scales", &scales)?,
             status: gpu.zeros("append status", 8)?,
             scale: (1.0 / f64::from(spec.k_head_dim).sqrt()) as f32,
@@ -204,6 +209,7 @@ impl KvCache {
     fn prepare(&mut self, plan: &StepPlan) -> Result<Lists> {
         let (q_heads, v_head_dim) = (self.book.spec().q_heads, self.book.spec().v_head_dim);
         if self.partials.as_ref().is_none_or(|p| p.capacity < plan.partials) {
+            // Grown with room to spare, so that decoding does not allocate at every step; at most 2^31.
             let capacity = plan.partials.next_power_of_two().max(64);
             self.partials = Some(Partials {
                 capacity,
@@ -276,7 +282,7 @@ impl KvCache {
             let mut pass = encoder.begin_compute_pass(&Default::default());
             let params = tensor_scale::Params { first: 0, slots };
             self.tensor_scale
-                .encode(&self.gpu, &mut pass, [&self.largest, &scales], params)
+                .encode(&self.gpu, &mut pass, [&self.observed, &scales], params)
         })?;
         self.gpu.read("calibrated scales", &scales, slots as usize / 2)
     }
@@ -284,8 +290,9 @@ impl KvCache {
     /// The live words of a sequence's pages on one side, in order: dead slots read as zero. Waits for the queue.
     ///
     /// # Errors
-    /// [`crate::Error::UnknownSequence`], [`crate::Error::Device`].
+    /// [`Error::UnknownSequence`], [`Error::Shape`] for a layer or side that does not exist, [`Error::Device`].
     pub fn live_words(&self, id: SequenceId, layer: u32, side: usize) -> Result<Vec<u32>> {
+        self.book.check_layer(layer)?;
         let read = |waiting: bool| -> Result<Vec<u32>> {
             match self.pool(layer, side, waiting) {
                 Some(buffer) => self.gpu.read("pages", buffer, buffer.size() as usize / 4),
@@ -301,9 +308,9 @@ impl KvCache {
     pub fn pool(&self, layer: u32, side: usize, waiting: bool) -> Option<&wgpu::Buffer> {
         let pools = self.layers.get(layer as usize)?;
         if waiting {
-            pools.waiting[side].as_ref()
+            pools.waiting.get(side)?.as_ref()
         } else {
-            Some(&pools.packed[side])
+            pools.packed.get(side)
         }
     }
 }
@@ -373,7 +380,7 @@ impl Step<'_> {
         let pools = &layers[layer as usize];
         let tensor = layer * 2 + s as u32;
         if page.side.layout == ScaleLayout::PerTensor && book.spec().tensor_scales == TensorScales::FromRows {
-            self.largest_of(plan, pass, layer, s, rows)?;
+            self.largest_of(plan, pass, layer, (s, rows), &self.cache.largest)?;
             let params = tensor_scale::Params {
                 first: tensor,
                 slots: 1,
@@ -417,8 +424,8 @@ impl Step<'_> {
         plan: &StepPlan,
         pass: &mut wgpu::ComputePass<'_>,
         layer: u32,
-        s: usize,
-        rows: &wgpu::Buffer,
+        (s, rows): (usize, &wgpu::Buffer),
+        largest: &wgpu::Buffer,
     ) -> Result<()> {
         let page = self.cache.book.geometry().packed[s];
         let numbers = u64::from(plan.tokens) * u64::from(page.heads) * u64::from(page.head_dim);
@@ -435,7 +442,7 @@ impl Step<'_> {
         };
         self.cache
             .amax
-            .encode(&self.cache.gpu, pass, [rows, &self.cache.largest], params)
+            .encode(&self.cache.gpu, pass, [rows, largest], params)
     }
 
     /// Records the calibration of per-tensor scales on a layer's rows: their largest magnitude is remembered for
@@ -452,8 +459,8 @@ impl Step<'_> {
     ) -> Result<()> {
         let Some(plan) = &self.plan else { return Ok(()) };
         self.check_rows(layer, [(k, "k bytes", K), (v, "v bytes", V)])?;
-        self.largest_of(plan, pass, layer, K, k)?;
-        self.largest_of(plan, pass, layer, V, v)
+        self.largest_of(plan, pass, layer, (K, k), &self.cache.observed)?;
+        self.largest_of(plan, pass, layer, (V, v), &self.cache.observed)
     }
 
     /// Records attention of a layer: f32 queries [token][query head][channel] into f32 outputs of the same shape. The
@@ -518,15 +525,7 @@ impl Step<'_> {
         layer: u32,
         rows: [(&wgpu::Buffer, &'static str, usize); N],
     ) -> Result<()> {
-        let layers = self.cache.book.spec().layers;
-        if layer >= layers {
-            return Err(Error::Shape {
-                what: "layer",
-                value: u64::from(layer),
-                limit: format!("the cache has {layers} layers, counted from 0"),
-                advice: "check the model's configuration".to_owned(),
-            });
-        }
+        self.cache.book.check_layer(layer)?;
         for (buffer, what, s) in rows {
             let page = self.cache.book.geometry().packed[s];
             let row = u64::from(page.heads) * u64::from(page.head_dim) * 4;
@@ -541,15 +540,26 @@ impl Step<'_> {
     }
 
     /// Makes the step part of the cache.
-    pub fn commit(mut self) {
-        if let Some(plan) = self.plan.take() {
-            self.cache.book.commit(plan);
+    ///
+    /// # Errors
+    /// As [`Book::commit`]; not while the step has held its cache, as it does.
+    pub fn commit(mut self) -> Result<()> {
+        match self.plan.take() {
+            Some(plan) => self.cache.book.commit(plan),
+            None => Ok(()),
         }
     }
 }
 
-/// Refuses a buffer that holds less than a step reads or writes.
+/// Refuses a buffer that kernels cannot bind, or that holds less than a step reads or writes.
 fn check_bytes(what: &'static str, buffer: &wgpu::Buffer, needed: u64) -> Result<()> {
+    if !buffer.usage().contains(wgpu::BufferUsages::STORAGE) {
+        return Err(Error::Usage {
+            asked: format!("a buffer for {}", what.trim_end_matches(" bytes")),
+            reason: "it was made without the usage STORAGE".to_owned(),
+            advice: "create it with wgpu::BufferUsages::STORAGE".to_owned(),
+        });
+    }
     if buffer.size() >= needed {
         return Ok(());
     }

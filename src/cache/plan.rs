@@ -2,12 +2,16 @@
 //! cache and the CPU reference carry out the same plans.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::{Error, Result};
 use crate::pages::PageLayout;
 use crate::scales::{GIVEN_SCALE, ScaleLayout};
 use crate::spec::{Pair, Side};
 use crate::work::{Merge, SlotRun, TableEntry, WorkItem, slot_runs};
+
+/// The most partials of one step.
+const MAX_PARTIALS: u64 = 1 << 31;
 
 /// Index of K in pairs of sides.
 pub const K: usize = 0;
@@ -100,16 +104,28 @@ impl CacheSpec {
         if let TensorScales::Given(scales) = &self.tensor_scales {
             self.check_scales(scales)?;
         }
+        let pool = |page: PageLayout| -> Result<PageLayout> {
+            let words = u64::from(self.pages) * u64::from(page.words);
+            if words <= u64::from(u32::MAX) {
+                return Ok(page);
+            }
+            Err(Error::Limit {
+                what: "a pool (words; kernels number them in 32 bits)".to_owned(),
+                needed: words,
+                allowed: u64::from(u32::MAX),
+                advice: "ask for fewer pages, or a format with fewer bits".to_owned(),
+            })
+        };
         Ok(Geometry {
-            packed: [page(sides[K], K)?, page(sides[V], V)?],
-            waiting: [waits(K)?, waits(V)?],
+            packed: [pool(page(sides[K], K)?)?, pool(page(sides[V], V)?)?],
+            waiting: [waits(K)?.map(pool).transpose()?, waits(V)?.map(pool).transpose()?],
         })
     }
 
     fn check_scales(&self, scales: &[[f32; 2]]) -> Result<()> {
         let sides = [self.pair.k, self.pair.v];
         let used = |s: usize| sides[s].layout == ScaleLayout::PerTensor;
-        if (used(K) || used(V)) && scales.len() != self.layers as usize {
+        if (used(K) || used(V) || !scales.is_empty()) && scales.len() != self.layers as usize {
             return Err(Error::Shape {
                 what: "per-tensor scales (layers)",
                 value: scales.len() as u64,
@@ -139,7 +155,7 @@ impl CacheSpec {
     }
 }
 
-/// A sequence of a cache.
+/// A sequence of a cache: counted from 1 as they are opened, never used again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SequenceId(u64);
 
@@ -189,7 +205,7 @@ impl SegmentKind {
 }
 
 /// Everything that one step does, for every layer alike.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Default)]
 pub struct StepPlan {
     /// What is written, K and V.
     pub sides: [SidePlan; 2],
@@ -203,9 +219,7 @@ pub struct StepPlan {
     pub partials: u32,
     /// New tokens of all sequences: rows of k, v and q.
     pub tokens: u32,
-    after: Vec<(SequenceId, Sequence)>,
-    taken: Vec<(usize, Kind, u32)>,
-    freed: Vec<(usize, Kind, u32)>,
+    serial: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -241,6 +255,40 @@ pub struct Book {
     pools: Pools,
     sequences: BTreeMap<SequenceId, Sequence>,
     opened: u64,
+    pending: Option<Pending>,
+}
+
+/// What a planned step will change, until it is committed or taken back.
+#[derive(Debug, Default)]
+struct Pending {
+    serial: u64,
+    after: Vec<(SequenceId, Sequence)>,
+    taken: Vec<(usize, Kind, u32)>,
+    freed: Vec<(usize, Kind, u32)>,
+}
+
+/// A number that no other plan of this process has, so that those of another cache are told apart.
+fn serial() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// Pages in use by their parts, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct BytesInUse {
+    /// Codes, of packed and of waiting tokens, unused slots too.
+    pub codes: u64,
+    /// Scales, unused slots too.
+    pub scales: u64,
+    /// Ends of head words and of planes.
+    pub padding: u64,
+}
+
+impl BytesInUse {
+    /// All of it.
+    pub fn total(&self) -> u64 {
+        self.codes + self.scales + self.padding
+    }
 }
 
 impl Book {
@@ -258,6 +306,7 @@ impl Book {
             pools,
             sequences: BTreeMap::new(),
             opened: 0,
+            pending: None,
         })
     }
 
@@ -279,11 +328,12 @@ impl Book {
         id
     }
 
-    /// Frees a sequence and its pages.
+    /// Frees a sequence and its pages. A planned step is taken back first.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`].
     pub fn free(&mut self, id: SequenceId) -> Result<()> {
+        self.take_back();
         let sequence = self.sequences.remove(&id).ok_or(Error::UnknownSequence(id.0))?;
         for (s, side) in sequence.sides.into_iter().enumerate() {
             self.pools.of(s, Kind::Packed).extend(side.packed);
@@ -312,17 +362,17 @@ impl Book {
     /// The packed pages of a sequence's side, by their place in the sequence.
     ///
     /// # Errors
-    /// [`Error::UnknownSequence`].
+    /// [`Error::UnknownSequence`], [`Error::Shape`] for a side that is neither K nor V.
     pub fn packed_pages(&self, id: SequenceId, side: usize) -> Result<&[u32]> {
-        Ok(&self.sequence(id)?.sides[side].packed)
+        Ok(&self.side(id, side)?.packed)
     }
 
     /// The pages in which tokens of a sequence's side wait, by their place in the sequence.
     ///
     /// # Errors
-    /// [`Error::UnknownSequence`].
+    /// [`Error::UnknownSequence`], [`Error::Shape`] for a side that is neither K nor V.
     pub fn waiting_pages(&self, id: SequenceId, side: usize) -> Result<&BTreeMap<u32, u32>> {
-        Ok(&self.sequence(id)?.sides[side].waiting)
+        Ok(&self.side(id, side)?.waiting)
     }
 
     /// Pages in use by all sequences.
@@ -337,28 +387,48 @@ impl Book {
         used
     }
 
-    /// Bytes of the pages in use, all layers: codes, scales, padding, and the pages in which tokens wait.
-    pub fn bytes_in_use(&self) -> u64 {
+    /// Bytes of the pages in use, all layers, those in which tokens wait too.
+    pub fn bytes_in_use(&self) -> BytesInUse {
         let used = self.pages_in_use();
-        let side = |s: usize| {
-            let waiting = self.geometry.waiting[s].map_or(0, |page| page.bytes());
-            u64::from(used.packed[s]) * self.geometry.packed[s].bytes() + u64::from(used.waiting[s]) * waiting
+        let mut bytes = BytesInUse::default();
+        let mut add = |page: &PageLayout, pages: u32| {
+            let pages = u64::from(pages) * u64::from(self.spec.layers);
+            bytes.scales += pages * page.scale_bytes();
+            bytes.padding += pages * page.padding_bytes();
+            bytes.codes += pages * (page.bytes() - page.scale_bytes() - page.padding_bytes());
         };
-        (side(K) + side(V)) * u64::from(self.spec.layers)
+        for s in [K, V] {
+            add(&self.geometry.packed[s], used.packed[s]);
+            if let Some(waiting) = &self.geometry.waiting[s] {
+                add(waiting, used.waiting[s]);
+            }
+        }
+        bytes
+    }
+
+    /// Bytes of all pages that the cache makes, in use or not: all layers, K and V, packed and waiting.
+    pub fn allocated_bytes(&self) -> u64 {
+        let Geometry { packed, waiting } = &self.geometry;
+        let pages = packed
+            .iter()
+            .chain(waiting.iter().flatten())
+            .map(PageLayout::bytes)
+            .sum::<u64>();
+        pages * u64::from(self.spec.pages) * u64::from(self.spec.layers)
     }
 
     /// The live words of a sequence's side, in order: packed pages up to the boundary, then waiting ones from it on.
     /// `pool` gives a pool's words, of packed pages or of those in which tokens wait.
     ///
     /// # Errors
-    /// [`Error::UnknownSequence`].
+    /// [`Error::UnknownSequence`], [`Error::Shape`] for a side that is neither K nor V.
     pub fn live_words(
         &self,
         id: SequenceId,
         side: usize,
         pool: impl Fn(bool) -> Vec<u32>,
     ) -> Result<Vec<u32>> {
-        let (len, boundary) = (self.len(id)?, self.boundaries(id)?[side]);
+        let (len, boundary) = (self.len(id)?, self.side(id, side)?.boundary);
         let mut words = Vec::new();
         let mut add = |layout: &PageLayout, pool: &[u32], place: u32, page: u32, from: u32, to: u32| {
             let start = place * layout.tokens;
@@ -385,20 +455,55 @@ impl Book {
             && (per_tensor(self.spec.pair.k) || per_tensor(self.spec.pair.v))
     }
 
+    fn side(&self, id: SequenceId, side: usize) -> Result<&SideState> {
+        self.sequence(id)?.sides.get(side).ok_or_else(|| Error::Shape {
+            what: "side",
+            value: side as u64,
+            limit: "K is 0 and V is 1".to_owned(),
+            advice: "use the constants K and V".to_owned(),
+        })
+    }
+
+    /// Refuses a layer that the cache lacks.
+    ///
+    /// # Errors
+    /// [`Error::Shape`].
+    pub fn check_layer(&self, layer: u32) -> Result<()> {
+        if layer < self.spec.layers {
+            return Ok(());
+        }
+        Err(Error::Shape {
+            what: "layer",
+            value: u64::from(layer),
+            limit: format!("the cache has {} layers, counted from 0", self.spec.layers),
+            advice: "check the model's configuration".to_owned(),
+        })
+    }
+
     fn sequence(&self, id: SequenceId) -> Result<&Sequence> {
         self.sequences.get(&id).ok_or(Error::UnknownSequence(id.0))
     }
 
     /// Plans a step: `new` tokens for each sequence, appended, then attended by themselves as queries. `token_tile` is
-    /// the number of query tokens of one workgroup in prefill. All or nothing: on error nothing has changed.
+    /// the number of query tokens of one workgroup in prefill. All or nothing: on error nothing has changed. A step that
+    /// was planned before and not committed is taken back.
     ///
     /// # Errors
-    /// [`Error::UnknownSequence`], [`Error::CacheFull`], [`Error::Usage`] for a sequence named twice or grown beyond
-    /// 2^31 tokens.
+    /// [`Error::UnknownSequence`], [`Error::CacheFull`], [`Error::Limit`] for more partials than one step may have,
+    /// [`Error::Usage`] for a sequence named twice or grown beyond 2^31 tokens.
     pub fn plan(&mut self, requests: &[(SequenceId, u32)], token_tile: u32) -> Result<StepPlan> {
-        let mut plan = StepPlan::default();
+        self.take_back();
+        let mut plan = StepPlan {
+            serial: serial(),
+            ..StepPlan::default()
+        };
+        let mut pending = Pending {
+            serial: plan.serial,
+            ..Pending::default()
+        };
         let mut missing = [[0_u64; 2]; 2];
-        let planned = self.plan_all(requests, token_tile, &mut plan, &mut missing);
+        let planned = self.plan_all(requests, token_tile.max(1), &mut plan, &mut pending, &mut missing);
+        self.pending = Some(pending);
         let full = (0..2)
             .flat_map(|s| [(s, Kind::Packed), (s, Kind::Waiting)])
             .map(|(s, kind)| (s, kind, missing[s][usize::from(kind == Kind::Waiting)]))
@@ -406,7 +511,7 @@ impl Book {
         if planned.is_ok() && full.is_none() {
             return Ok(plan);
         }
-        self.abandon(plan);
+        self.take_back();
         planned?;
         match full {
             Some((s, kind, missing)) => {
@@ -428,6 +533,7 @@ impl Book {
         requests: &[(SequenceId, u32)],
         token_tile: u32,
         plan: &mut StepPlan,
+        pending: &mut Pending,
         missing: &mut [[u64; 2]; 2],
     ) -> Result<()> {
         for (i, &(id, new)) in requests.iter().enumerate() {
@@ -459,14 +565,21 @@ impl Book {
                 ));
             }
             for s in [K, V] {
-                self.plan_side(s, &mut sequence, new, first_row, plan, &mut missing[s]);
+                self.plan_side(
+                    s,
+                    &mut sequence,
+                    new,
+                    (first_row, &mut plan.sides[s]),
+                    pending,
+                    &mut missing[s],
+                );
             }
             sequence.len = len as u32;
             plan.tokens = tokens as u32;
             if missing.iter().flatten().all(|&m| m == 0) {
                 self.plan_attention(&sequence, new, first_row, token_tile, plan)?;
             }
-            plan.after.push((id, sequence));
+            pending.after.push((id, sequence));
         }
         Ok(())
     }
@@ -477,18 +590,33 @@ impl Book {
         s: usize,
         sequence: &mut Sequence,
         new: u32,
-        first_row: u32,
-        plan: &mut StepPlan,
+        (first_row, writes): (u32, &mut SidePlan),
+        pending: &mut Pending,
         missing: &mut [u64; 2],
     ) {
         let page_tokens = self.spec.page_tokens;
         let old = sequence.len;
         let len = old + new;
         let state = &mut sequence.sides[s];
-        let StepPlan {
-            sides, taken, freed, ..
-        } = plan;
-        let writes = &mut sides[s];
+        let waits = self.geometry.waiting[s].is_some();
+        // The pages that the new tokens need, before any list grows: a step far beyond the cache is refused at once.
+        let held = if waits {
+            state
+                .waiting
+                .keys()
+                .last()
+                .map_or(old / page_tokens, |place| place + 1)
+        } else {
+            state.packed.len() as u32
+        };
+        let kind = if waits { Kind::Waiting } else { Kind::Packed };
+        let needed = len.div_ceil(page_tokens).saturating_sub(held);
+        let short = u64::from(needed).saturating_sub(self.pools.of(s, kind).len() as u64);
+        if short > 0 {
+            missing[usize::from(waits)] += short;
+            return;
+        }
+        let Pending { taken, freed, .. } = pending;
         let mut take = |pools: &mut Pools, kind: Kind| match pools.of(s, kind).pop() {
             Some(page) => {
                 taken.push((s, kind, page));
@@ -636,6 +764,16 @@ impl Book {
                 .take_while(|piece| piece.start < query_position + queries);
             let mut count = 0;
             let base = plan.partials;
+            // Checked before any number of a partial is formed: each fits 32 bits then.
+            let most = u64::from(base) + pieces.len() as u64 * u64::from(queries) * u64::from(q_heads);
+            if most > MAX_PARTIALS {
+                return Err(Error::Limit {
+                    what: "attention partials of one step".to_owned(),
+                    needed: most,
+                    allowed: MAX_PARTIALS,
+                    advice: "split the prompt into chunks".to_owned(),
+                });
+            }
             for piece in visible {
                 plan.segments.entry(piece.kind).or_default().push(WorkItem {
                     table: piece.table,
@@ -648,13 +786,7 @@ impl Book {
                 });
                 count += 1;
             }
-            let partials = u64::from(base) + u64::from(count) * u64::from(stride);
-            plan.partials = u32::try_from(partials).map_err(|_| Error::Limit {
-                what: "attention partials of one step".to_owned(),
-                needed: partials,
-                allowed: u64::from(u32::MAX),
-                advice: "split the prompt into chunks".to_owned(),
-            })?;
+            plan.partials = base + count * stride;
             let merges = (0..queries).map(|t| Merge {
                 first: base + t * q_heads,
                 stride,
@@ -667,19 +799,46 @@ impl Book {
     }
 
     /// Makes a planned step part of the cache. Pages that it frees serve later steps.
-    pub fn commit(&mut self, plan: StepPlan) {
-        for (id, sequence) in plan.after {
-            self.sequences.insert(id, sequence);
-        }
-        for (s, kind, page) in plan.freed {
-            self.pools.of(s, kind).push(page);
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a plan that is not this cache's last one, or was taken back; then nothing changes.
+    pub fn commit(&mut self, plan: StepPlan) -> Result<()> {
+        match self.pending.take() {
+            Some(pending) if pending.serial == plan.serial => {
+                self.sequences.extend(pending.after);
+                for (s, kind, page) in pending.freed {
+                    self.pools.of(s, kind).push(page);
+                }
+                Ok(())
+            }
+            other => {
+                self.pending = other;
+                Err(Error::Usage {
+                    asked: "the commit of a step".to_owned(),
+                    reason: "it was planned by another cache, or was taken back by a later plan or a freed sequence"
+                        .to_owned(),
+                    advice: "plan the step again".to_owned(),
+                })
+            }
         }
     }
 
-    /// Takes a planned step back.
+    /// Takes a planned step back, if it still waits for its commit.
     pub fn abandon(&mut self, plan: StepPlan) {
-        for (s, kind, page) in plan.taken.into_iter().rev() {
-            self.pools.of(s, kind).push(page);
+        if self
+            .pending
+            .as_ref()
+            .is_some_and(|pending| pending.serial == plan.serial)
+        {
+            self.take_back();
+        }
+    }
+
+    fn take_back(&mut self) {
+        if let Some(pending) = self.pending.take() {
+            for (s, kind, page) in pending.taken.into_iter().rev() {
+                self.pools.of(s, kind).push(page);
+            }
         }
     }
 }

@@ -14,7 +14,7 @@ pub mod tensor_scale;
 use crate::formats::Element;
 use crate::gpu::{Binding, fold};
 use crate::pages::PageLayout;
-use crate::scales::SCALE_TYPES;
+use crate::scales::{SCALE_TYPES, ScaleType};
 use crate::shader::Composer;
 use crate::spec::Side;
 use crate::{Error, Result};
@@ -151,7 +151,22 @@ pub fn catalogue(kv_heads: u32, head_dim: u32, ratio: u32, tokens: u32) -> Resul
             }
         }
     }
-    for page in pages(others)? {
+    // The published convention mixes sides: K per channel, V per token, all with f32 scales.
+    let published = others.iter().filter(|side| side.scale == ScaleType::F32).copied();
+    let (published, others) = (pages(published.collect())?, pages(others)?);
+    for (k, v) in published
+        .iter()
+        .flat_map(|k| published.iter().map(move |v| (k, v)))
+    {
+        if k.side != v.side && k.side.element == v.side.element {
+            let tiling = attention_split::Tiling::new(k, ratio, true);
+            add(
+                format!("attention_split {} {}", k.side, v.side),
+                attention_split::composer(k, v, ratio, tiling),
+            );
+        }
+    }
+    for page in others {
         let tiling = attention_split::Tiling::new(&page, ratio, true);
         add(
             format!("attention_split {}", page.side),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytemuck::{Pod, Zeroable};
 
 use super::{Listed, RowStrides, groups_for};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::gpu::{Access, Binding, Gpu, Kernel, binding};
 use crate::pages::PageLayout;
 use crate::scales::{BLOCK_CHANNELS, ScaleLayout};
@@ -131,12 +131,46 @@ pub fn composer(page: &PageLayout, source: &Source) -> Composer {
     composer
 }
 
+pub(super) fn refuse(kernel: &str, page: &PageLayout, reason: &str, advice: &str) -> Error {
+    Error::Usage {
+        asked: format!("`{kernel}` for `{}`", page.side),
+        reason: reason.to_owned(),
+        advice: advice.to_owned(),
+    }
+}
+
+/// Refuses pages in which rows cannot wait for `page`.
+pub(super) fn check_waiting(kernel: &str, page: &PageLayout, waiting: &PageLayout) -> Result<()> {
+    let shape = |p: &PageLayout| (p.heads, p.head_dim, p.tokens);
+    if waiting.side.element.info().plain && shape(waiting) == shape(page) {
+        return Ok(());
+    }
+    Err(refuse(
+        kernel,
+        page,
+        "rows wait in f16 or f32 pages of the same shape",
+        "give such pages as the source",
+    ))
+}
+
 impl Quantize {
     /// Builds the kernel for one page geometry and source.
     ///
     /// # Errors
-    /// [`crate::Error::Shader`] where the driver refuses it.
+    /// [`Error::Usage`] for a per-channel side (`quantize_group` packs those) or pages in which rows cannot wait;
+    /// [`Error::Shader`] where the driver refuses it.
     pub fn plan(gpu: &Gpu, page: &PageLayout, source: &Source) -> Result<Quantize> {
+        if page.side.layout.token_group() > 1 {
+            return Err(refuse(
+                LISTED.name,
+                page,
+                "its tokens are packed in groups",
+                "use quantize_group",
+            ));
+        }
+        if let Source::Pages(waiting) = source {
+            check_waiting(LISTED.name, page, waiting)?;
+        }
         let kernel = gpu.kernel(LISTED.name, BINDINGS, &composer(page, source))?;
         Ok(Quantize {
             kernel,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::quantize::{Buffers, Params, Source};
+use super::quantize::{Buffers, Params, Source, check_waiting, refuse};
 use super::{Listed, groups_for};
 use crate::error::Result;
 use crate::gpu::{Access, Binding, Gpu, Kernel, binding};
@@ -44,8 +44,18 @@ impl QuantizeGroup {
     /// Builds the kernel for one page geometry.
     ///
     /// # Errors
+    /// [`crate::Error::Usage`] for a side that is not per channel or pages in which rows cannot wait;
     /// [`crate::Error::Shader`] where the driver refuses it.
     pub fn plan(gpu: &Gpu, page: &PageLayout, waiting: &PageLayout) -> Result<QuantizeGroup> {
+        if page.side.layout.token_group() == 1 {
+            return Err(refuse(
+                LISTED.name,
+                page,
+                "its tokens stand alone",
+                "use quantize",
+            ));
+        }
+        check_waiting(LISTED.name, page, waiting)?;
         let kernel = gpu.kernel(LISTED.name, BINDINGS, &composer(page, waiting))?;
         Ok(QuantizeGroup {
             kernel,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytemuck::{Pod, Zeroable};
 
 use super::{Listed, groups_for};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::formats::Element;
 use crate::gpu::{Access, Binding, Gpu, Kernel, binding};
 use crate::scales::ScaleType;
@@ -55,8 +55,15 @@ impl TensorScale {
     /// Builds the kernel for codes of `element`.
     ///
     /// # Errors
-    /// [`crate::Error::Shader`] where the driver refuses it.
+    /// [`Error::Usage`] for f16 and f32, which have no scale; [`Error::Shader`] where the driver refuses it.
     pub fn plan(gpu: &Gpu, element: Element) -> Result<TensorScale> {
+        if element.info().plain {
+            return Err(Error::Usage {
+                asked: format!("a per-tensor scale for {}", element.info().name),
+                reason: "it is stored without a scale".to_owned(),
+                advice: "choose a quantised element".to_owned(),
+            });
+        }
         Ok(TensorScale {
             kernel: gpu.kernel(LISTED.name, BINDINGS, &composer(element))?,
         })

@@ -99,7 +99,7 @@ impl GpuModel {
             forward(&mut run, weights, ids, first_position)
         })?;
         let values: Vec<f32> = gpu.read("logits", &logits.buffer, (logits.rows * logits.columns) as usize)?;
-        step.commit();
+        step.commit()?;
         Ok(values.into_iter().map(f64::from).collect())
     }
 }

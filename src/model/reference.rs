@@ -79,16 +79,10 @@ impl ReferenceModel {
             rows,
         };
         let logits = forward(&mut run, &self.weights, ids, first_position);
-        match logits {
-            Ok(logits) => {
-                self.cache.book_mut().commit(plan);
-                Ok(logits.values)
-            }
-            Err(e) => {
-                self.cache.book_mut().abandon(plan);
-                Err(e)
-            }
-        }
+        // Where the pass failed, the next plan takes this one back.
+        let values = logits?.values;
+        self.cache.book_mut().commit(plan)?;
+        Ok(values)
     }
 }
 
@@ -174,9 +168,9 @@ impl Backend for Run<'_> {
         let (mut k, mut v) = (k.values.clone(), v.values.clone());
         (self.rows)(layer, [&mut k, &mut v]);
         let rounded = |rows: Vec<f64>| rows.into_iter().map(|x| x as f32).collect::<Vec<_>>();
-        self.cache.append(self.plan, layer, &rounded(k), &rounded(v));
+        self.cache.append(self.plan, layer, &rounded(k), &rounded(v))?;
         let scale = 1.0 / f64::from(self.config.head_dim).sqrt();
-        let (values, _) = self.cache.attend(self.plan, layer, &q.values, scale);
+        let (values, _) = self.cache.attend(self.plan, layer, &q.values, scale)?;
         Ok(Matrix { values, ..*q })
     }
 }

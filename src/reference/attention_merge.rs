@@ -16,7 +16,7 @@ pub fn attention_merge(
         for head in 0..q_heads {
             let members: Vec<usize> = (0..merge.count)
                 .map(|i| (merge.first + i * merge.stride + head) as usize)
-                .filter(|&p| partials.l[p] > 0.0)
+                .filter(|&p| partials.l[p] != 0.0)
                 .collect();
             let m = members.iter().fold(-f64::MAX, |m, &p| m.max(partials.m[p]));
             let l: f64 = members

@@ -4,7 +4,7 @@ use super::{
     AttentionShape, Partials, amax, attention_merge, attention_split, quantize, quantize_group, tensor_scale,
 };
 use crate::cache::{Book, CacheSpec, K, SequenceId, StepPlan, TensorScales, V};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::formats::Element;
 use crate::pages::PageLayout;
 use crate::scales::ScaleLayout;
@@ -102,10 +102,24 @@ impl ReferenceCache {
     }
 
     /// Appends the step's rows, [token][head][channel], to a layer.
-    pub fn append(&mut self, plan: &StepPlan, layer: u32, k: &[f32], v: &[f32]) {
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for a layer that does not exist or rows that are too few.
+    pub fn append(&mut self, plan: &StepPlan, layer: u32, k: &[f32], v: &[f32]) -> Result<()> {
+        self.book.check_layer(layer)?;
+        for (s, rows) in [k, v].into_iter().enumerate() {
+            let page = self.book.geometry().packed[s];
+            check_len(
+                ["k numbers", "v numbers"][s],
+                rows.len(),
+                plan.tokens,
+                page.heads * page.head_dim,
+            )?;
+        }
         for (s, rows) in [k, v].into_iter().enumerate() {
             self.append_side(plan, layer as usize, s, rows);
         }
+        Ok(())
     }
 
     fn append_side(&mut self, plan: &StepPlan, layer: usize, s: usize, rows: &[f32]) {
@@ -141,8 +155,13 @@ impl ReferenceCache {
     }
 
     /// Attends with the step's queries, [token][query head][channel]: outputs of the same shape, and the LSE.
-    pub fn attend(&self, plan: &StepPlan, layer: u32, q: &[f64], scale: f64) -> (Vec<f64>, Vec<f64>) {
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for a layer that does not exist or queries that are too few.
+    pub fn attend(&self, plan: &StepPlan, layer: u32, q: &[f64], scale: f64) -> Result<(Vec<f64>, Vec<f64>)> {
+        self.book.check_layer(layer)?;
         let (spec, geometry) = (self.book.spec(), self.book.geometry());
+        check_len("q numbers", q.len(), plan.tokens, spec.q_heads * spec.k_head_dim)?;
         let pools = &self.layers[layer as usize];
         let mut partials = Partials::new(plan.partials as usize, spec.v_head_dim);
         for (kind, items) in &plan.segments {
@@ -172,15 +191,30 @@ impl ReferenceCache {
             &mut output,
             &mut lse,
         );
-        (output, lse)
+        Ok((output, lse))
     }
 
     /// The live words of a sequence's packed and waiting pages, in order, for comparison: dead slots read as zero.
     ///
     /// # Errors
-    /// [`crate::Error::UnknownSequence`].
+    /// [`crate::Error::UnknownSequence`], [`Error::Shape`] for a layer or side that does not exist.
     pub fn live_words(&self, id: SequenceId, layer: u32, side: usize) -> Result<Vec<u32>> {
+        self.book.check_layer(layer)?;
         self.book
             .live_words(id, side, |waiting| self.pool(layer, side, waiting).to_vec())
     }
+}
+
+/// Refuses fewer numbers than a step has.
+fn check_len(what: &'static str, len: usize, tokens: u32, row: u32) -> Result<()> {
+    let needed = u64::from(tokens) * u64::from(row);
+    if len as u64 >= needed {
+        return Ok(());
+    }
+    Err(Error::Shape {
+        what,
+        value: len as u64,
+        limit: format!("{tokens} new tokens have {needed}"),
+        advice: "pass a row for each new token".to_owned(),
+    })
 }

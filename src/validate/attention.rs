@@ -1,7 +1,7 @@
 //! Attention on made-up sequences: the same pages, page table and queries for the GPU, the CPU reference and a plain f32
 //! attention whose error sets the bound.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::kernels::attention_merge::AttentionMerge;
 use crate::kernels::attention_split::{AttentionSplit, Buffers, Tiling};
@@ -109,7 +109,8 @@ impl Comparison {
     pub fn join(&mut self, other: Comparison) {
         self.cases += other.cases;
         self.failures += other.failures;
-        if !(other.share() <= self.share()) {
+        // A NaN is the worst of all and stays.
+        if !self.share().is_nan() && !(other.share() <= self.share()) {
             (self.max_error, self.bound) = (other.max_error, other.bound);
         }
     }
@@ -120,7 +121,7 @@ impl Fixture {
     /// splits of `split_tokens` (a multiple of the page).
     ///
     /// # Errors
-    /// [`crate::Error::Shape`] for a head ratio that does not fit.
+    /// [`Error::Shape`] for a head ratio that does not fit, or splits that are not whole pages.
     pub fn new(
         [k, v]: [PageLayout; 2],
         q_heads: u32,
@@ -129,6 +130,14 @@ impl Fixture {
         prefill: bool,
     ) -> Result<Fixture> {
         let ratio = heads_ratio(q_heads, k.heads)?;
+        if split_tokens == 0 || !split_tokens.is_multiple_of(k.tokens) {
+            return Err(Error::Shape {
+                what: "split_tokens",
+                value: u64::from(split_tokens),
+                limit: format!("a split is whole pages of {} tokens", k.tokens),
+                advice: "use a multiple of the page".to_owned(),
+            });
+        }
         let tiling = Tiling::new(&k, ratio, prefill);
         let row = |page: &PageLayout| (page.heads * page.head_dim) as usize;
         let lengths: Vec<u32> = sequences.iter().map(|s| (s.k.len() / row(&k)) as u32).collect();

@@ -4,7 +4,9 @@ use kvpack::formats::ALL;
 use kvpack::pages::PageLayout;
 use kvpack::scales::{SCALE_TYPES, ScaleLayout, ScaleType};
 use kvpack::spec::{Pair, Side};
-use kvpack::validate::{Fixture, Outputs, PageCheck, SequenceInput, nasty_rows, random_sequences};
+use kvpack::validate::{
+    Comparison, Fixture, Outputs, PageCheck, SequenceInput, nasty_rows, random_sequences,
+};
 
 use crate::common;
 
@@ -387,5 +389,77 @@ fn shp_10_an_empty_row_gives_zeros_and_minus_infinity() {
     for answer in answers(1, 8, 8, 1, sequence, 1.0, "shp_10") {
         assert_eq!(answer.output, vec![0.0; 8]);
         assert_eq!(answer.lse, [f64::NEG_INFINITY]);
+    }
+}
+
+#[test]
+fn ben_12_nan_and_overflow_in_attention_are_seen_and_never_pass() {
+    let layout = pages("fp8".parse().unwrap(), 1, 8, 8);
+    let rows: Vec<f32> = (0..20 * 8).map(|i| 1.0 + (i % 5) as f32).collect();
+    let good = SequenceInput {
+        k: rows.clone(),
+        v: rows,
+        q: vec![0.5; 8],
+    };
+    let fixture = |sequence: SequenceInput| Fixture::new(layout, 1, &[sequence], 8, false).unwrap();
+    let fails = |name: &str, fixture: &Fixture| {
+        let reference = fixture.reference();
+        let mut answers = vec![("reference", reference.clone())];
+        answers.extend(common::gpu("ben_12").map(|gpu| ("GPU", fixture.gpu(gpu).unwrap())));
+        for (who, answer) in answers {
+            let nan = answer.output.iter().filter(|x| x.is_nan()).count();
+            assert!(nan > 0, "{name}: the {who} hides it: {:?}", answer.output);
+            assert!(fixture.compare(&answer, &reference).failures > 0, "{name}: {who}");
+        }
+    };
+    // scl_13: a NaN code (7F) written into a live slot of K, then of V.
+    let code = |slot: u32, channel: u32| {
+        let (word, bit) = layout[0].code_at(slot, 0, channel);
+        (word as usize, 0x7f_u32 << bit)
+    };
+    let mut bad = fixture(good.clone());
+    let (word, ones) = code(3, 2);
+    let page = bad.table[1].k_page as usize * layout[0].words as usize;
+    bad.k_pages[page + word] |= ones;
+    fails("NaN code in K", &bad);
+    let mut bad = fixture(good.clone());
+    let page = bad.table[1].v_page as usize * layout[1].words as usize;
+    bad.v_pages[page + word] |= ones;
+    fails("NaN code in V", &bad);
+    for q in [f32::NAN, f32::INFINITY] {
+        fails(
+            "q",
+            &fixture(SequenceInput {
+                q: vec![q; 8],
+                ..good.clone()
+            }),
+        );
+    }
+    // Scores beyond f32: the GPU's answer is not the reference's, and that is seen.
+    if let Some(gpu) = common::gpu("ben_12") {
+        let bad = fixture(SequenceInput {
+            q: vec![3e38; 8],
+            ..good
+        });
+        assert!(bad.compare(&bad.gpu(gpu).unwrap(), &bad.reference()).failures > 0);
+    }
+}
+
+#[test]
+fn a_nan_stays_the_worst_of_a_comparison() {
+    let mut comparison = Comparison::default();
+    for error in [f64::NAN, 0.1, 0.05] {
+        comparison.judge(error, 1.0);
+    }
+    assert!(comparison.share().is_nan());
+    assert_eq!((comparison.cases, comparison.failures), (3, 1));
+}
+
+#[test]
+fn splits_are_whole_pages() {
+    let layout = pages("int8".parse().unwrap(), 1, 8, 16);
+    for split in [0, 8, 24] {
+        let error = Fixture::new(layout, 1, &[SequenceInput::default()], split, false).unwrap_err();
+        assert!(error.to_string().contains("split_tokens"), "{error}");
     }
 }

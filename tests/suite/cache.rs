@@ -124,9 +124,9 @@ impl Cache for ReferenceCache {
     fn append(&mut self, requests: &[(SequenceId, u32)], k: &[f32], v: &[f32]) -> Result<()> {
         let plan = self.book_mut().plan(requests, 1)?;
         for layer in 0..self.book().spec().layers {
-            ReferenceCache::append(self, &plan, layer, k, v);
+            ReferenceCache::append(self, &plan, layer, k, v).unwrap();
         }
-        self.book_mut().commit(plan);
+        self.book_mut().commit(plan).unwrap();
         Ok(())
     }
 }
@@ -162,7 +162,7 @@ impl Cache for OnGpu<'_> {
             let mut pass = encoder.begin_compute_pass(&Default::default());
             (0..layers).try_for_each(|layer| step.append(&mut pass, layer, &k, &v))
         })?;
-        step.commit();
+        step.commit().unwrap();
         Ok(())
     }
 }
@@ -333,19 +333,20 @@ fn attention_crosses_the_boundary_between_packed_and_waiting_tokens() {
             let lse: Vec<f32> = gpu
                 .read("lse", step.lse(), tokens * spec.q_heads as usize)
                 .unwrap();
-            step.commit();
+            step.commit().unwrap();
             let output: Vec<f32> = gpu.read("output", &output, tokens * o_row).unwrap();
 
             let plan = reference.book_mut().plan(&requests, 1).unwrap();
-            ReferenceCache::append(&mut reference, &plan, 0, &k, &v);
+            ReferenceCache::append(&mut reference, &plan, 0, &k, &v).unwrap();
             let q: Vec<f64> = q.into_iter().map(f64::from).collect();
-            let (expected, expected_lse) =
-                reference.attend(&plan, 0, &q, 1.0 / f64::from(HEAD_DIMS[K]).sqrt());
+            let (expected, expected_lse) = reference
+                .attend(&plan, 0, &q, 1.0 / f64::from(HEAD_DIMS[K]).sqrt())
+                .unwrap();
             let waits = (
                 plan.segments.keys().any(|kind| kind.k_waits),
                 plan.segments.keys().any(|kind| kind.v_waits),
             );
-            reference.book_mut().commit(plan);
+            reference.book_mut().commit(plan).unwrap();
             if window > 0 {
                 assert_eq!(waits, (true, true));
             }
@@ -814,7 +815,7 @@ fn lng_09_decoding_allocates_nothing_that_stays() {
             planned.attend(&mut pass, 0, &rows[2], &output)
         })
         .unwrap();
-        planned.commit();
+        planned.commit().unwrap();
         // Waits, so that what the step used is given back.
         gpu.read::<f32>("output", &output, 1).unwrap();
         assert_eq!(cache.allocated_bytes(), pools);

@@ -197,7 +197,7 @@ fn dev_12_no_page_beyond_a_pool_is_ever_named() {
                         .clone()
                         .all(|item| (item.table + item.pages) as usize <= plan.table.len())
                 );
-                book.commit(plan);
+                book.commit(plan).unwrap();
                 planned += 1;
             }
             Err(Error::CacheFull { missing, .. }) => {
@@ -212,4 +212,175 @@ fn dev_12_no_page_beyond_a_pool_is_ever_named() {
     open.into_iter().for_each(|id| book.free(id).unwrap());
     let id = book.open();
     book.plan(&[(id, 7 * 64)], 4).unwrap();
+}
+
+#[test]
+fn plans_of_other_caches_and_plans_taken_back_are_refused() {
+    let small = || {
+        Book::new(CacheSpec {
+            pair: "int4".parse().unwrap(),
+            ..spec(4)
+        })
+        .unwrap()
+    };
+    let (mut book, mut other) = (small(), small());
+    let (a, stranger) = (book.open(), other.open());
+    // A plan of another cache.
+    let foreign = other.plan(&[(stranger, 5)], 1).unwrap();
+    assert!(matches!(book.commit(foreign), Err(Error::Usage { .. })));
+    // A plan taken back by a later one: only the last can be committed, and no page is lost.
+    let first = book.plan(&[(a, 100)], 1).unwrap();
+    let second = book.plan(&[(a, 200)], 1).unwrap();
+    assert!(matches!(book.commit(first), Err(Error::Usage { .. })));
+    book.commit(second).unwrap();
+    assert_eq!(book.len(a).unwrap(), 200);
+    // A plan taken back by freeing its sequence: the freed sequence stays freed.
+    let late = book.plan(&[(a, 1)], 1).unwrap();
+    book.free(a).unwrap();
+    assert!(matches!(book.commit(late), Err(Error::Usage { .. })));
+    let b = book.open();
+    let whole = book.plan(&[(b, 4 * 64)], 1).unwrap();
+    book.commit(whole).unwrap();
+    assert_eq!(book.pages_in_use().packed, [4, 4]);
+}
+
+#[test]
+fn steps_far_beyond_the_cache_are_refused_at_once() {
+    let started = std::time::Instant::now();
+    for pair in ["int4", "int4c"] {
+        let mut book = Book::new(CacheSpec {
+            pair: pair.parse().unwrap(),
+            ..spec(1)
+        })
+        .unwrap();
+        let id = book.open();
+        let error = book.plan(&[(id, 1 << 31)], 0).unwrap_err();
+        assert!(
+            matches!(error, Error::CacheFull { missing, .. } if missing == (1 << 25) - 1),
+            "{error}"
+        );
+    }
+    assert!(
+        started.elapsed().as_secs() < 2,
+        "no list may grow before the pages are counted"
+    );
+}
+
+#[test]
+fn sizes_beyond_32_bits_are_refused_before_they_wrap() {
+    // Partials: 1024 x 16 query heads, 12,000 tokens in splits of 512.
+    let heads = CacheSpec {
+        q_heads: 16_384,
+        kv_heads: 1024,
+        k_head_dim: 8,
+        v_head_dim: 8,
+        ..spec(400)
+    };
+    let mut book = Book::new(CacheSpec {
+        pair: "int2".parse().unwrap(),
+        ..heads.clone()
+    })
+    .unwrap();
+    let id = book.open();
+    let error = book.plan(&[(id, 20_000)], 1).unwrap_err();
+    assert!(
+        matches!(error, Error::Limit { needed, allowed, .. } if needed > allowed),
+        "{error}"
+    );
+    // A pool of more than 2^32 words.
+    let error = Book::new(CacheSpec {
+        pages: 1 << 24,
+        ..heads
+    })
+    .unwrap_err();
+    assert!(error.to_string().contains("pool"), "{error}");
+    // A page whose planes would wrap.
+    let side = "int8c(8)"
+        .parse::<Side>()
+        .unwrap()
+        .with_scale_type(kvpack::scales::ScaleType::F32);
+    let error = kvpack::pages::PageLayout::new(side, 1024, 256, 4096).unwrap_err();
+    assert!(error.to_string().contains("shorter pages"), "{error}");
+}
+
+#[test]
+fn kernels_refuse_pages_that_they_do_not_serve() {
+    use kvpack::kernels::quantize::{Quantize, Source};
+    use kvpack::kernels::quantize_group::QuantizeGroup;
+    use kvpack::kernels::tensor_scale::TensorScale;
+    use kvpack::pages::PageLayout;
+    let Some(gpu) = common::gpu("kernels_refuse_pages_that_they_do_not_serve") else {
+        return;
+    };
+    let page = |name: &str, tokens| PageLayout::new(name.parse().unwrap(), 2, 8, tokens).unwrap();
+    let (int4, grouped, f16) = (page("int4", 64), page("int4c", 64), page("f16", 64));
+    let refused = [
+        Quantize::plan(gpu, &grouped, &Source::F32).err(),
+        Quantize::plan(gpu, &int4, &Source::Pages(page("f16", 32))).err(),
+        Quantize::plan(gpu, &int4, &Source::Pages(page("int8", 64))).err(),
+        QuantizeGroup::plan(gpu, &int4, &f16).err(),
+        QuantizeGroup::plan(gpu, &grouped, &int4).err(),
+        TensorScale::plan(gpu, kvpack::formats::Element::F16).err(),
+    ];
+    for (i, error) in refused.into_iter().enumerate() {
+        assert!(matches!(error, Some(Error::Usage { .. })), "{i}: {error:?}");
+    }
+    let odd = Side {
+        layout: kvpack::scales::ScaleLayout::PerChannel { group: 2 },
+        ..grouped.side
+    };
+    assert!(PageLayout::new(odd, 2, 8, 64).is_err(), "a group of 2 tokens");
+}
+
+#[test]
+fn buffers_that_kernels_cannot_bind_are_refused_on_the_host() {
+    let Some(gpu) = common::gpu("buffers_that_kernels_cannot_bind_are_refused_on_the_host") else {
+        return;
+    };
+    let mut cache = KvCache::new(gpu, spec(1)).unwrap();
+    let id = cache.open();
+    let bytes = 2 * 8 * 128 * 4;
+    let good = gpu.zeros("rows", bytes).unwrap();
+    let bad = gpu.device().create_buffer(&wgpu::BufferDescriptor {
+        label: None,
+        size: bytes,
+        usage: wgpu::BufferUsages::COPY_DST,
+        mapped_at_creation: false,
+    });
+    let small = gpu.zeros("rows", bytes - 4).unwrap();
+    let step = cache.step(&[(id, 2)]).unwrap();
+    let mut encoder = gpu.device().create_command_encoder(&Default::default());
+    let mut pass = encoder.begin_compute_pass(&Default::default());
+    assert!(matches!(
+        step.append(&mut pass, 0, &bad, &good),
+        Err(Error::Usage { .. })
+    ));
+    assert!(matches!(
+        step.append(&mut pass, 0, &good, &small),
+        Err(Error::Shape { what: "v bytes", .. })
+    ));
+    assert!(matches!(
+        step.append(&mut pass, 1, &good, &good),
+        Err(Error::Shape { what: "layer", .. })
+    ));
+    assert!(matches!(
+        step.attend(&mut pass, 0, &small, &good),
+        Err(Error::Shape { what: "q bytes", .. })
+    ));
+    step.append(&mut pass, 0, &good, &good).unwrap();
+    drop(pass);
+    drop(step);
+    assert!(cache.live_words(id, 1, 0).is_err() && cache.live_words(id, 0, 2).is_err());
+    let given = TensorScales::Given(vec![[1.0; 2]; 2]);
+    assert!(
+        KvCache::new(
+            gpu,
+            CacheSpec {
+                tensor_scales: given,
+                ..spec(1)
+            }
+        )
+        .is_err(),
+        "scales of two layers"
+    );
 }

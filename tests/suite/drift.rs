@@ -843,11 +843,22 @@ fn ben_12_a_run_that_is_not_finite_is_an_error_on_both_devices() {
                 };
                 let result = run(device, &options, &mut |_, _, _| {});
                 assert!(
-                    matches!(result, Err(Error::NonFinite { .. })),
+                    matches!(result, Err(Error::NonFiniteRows { .. })),
                     "{convention} {pair}: {result:?}"
                 );
             }
         }
+        // Queries overflow instead: every score is 0 x Inf.
+        let pairs = vec!["int2".parse().unwrap()];
+        let options = DriftOptions {
+            pairs,
+            ..options(Convention::Packed, Mode::Prefill, 1e-320, 0)
+        };
+        let result = run(device, &options, &mut |_, _, _| {});
+        assert!(
+            matches!(result, Err(Error::NonFinite { .. } | Error::NonFiniteRows { .. })),
+            "{result:?}"
+        );
     }
 }
 
