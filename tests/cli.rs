@@ -79,8 +79,29 @@ fn wrong_arguments_are_usage_errors_that_name_the_value_and_the_choices() {
         (&["drift", "--outlier", "-4"], &["-4", "finite number above 0"]),
         (&["drift", "--outlier", "inf"], &["inf", "finite number above 0"]),
         (&["drift", "--outlier", "NaN"], &["NaN", "finite number above 0"]),
-        (&["drift", "--window", "-1"], &["-1"]),
-        (&["drift", "--window", "1e99"], &["1e99", "--window"]),
+        (
+            &["drift", "--outlier", "-inf"],
+            &["--outlier", "-inf", "finite number above 0"],
+        ),
+        (
+            &["drift", "--outlier=-NaN"],
+            &["--outlier", "-NaN", "finite number above 0"],
+        ),
+        (
+            &["drift", "--window", "-1"],
+            &["--window", "-1", "from 0 to 4096"],
+        ),
+        (
+            &["drift", "--window", "1e99"],
+            &["--window", "1e99", "from 0 to 4096"],
+        ),
+        (
+            &["drift", "--window", "-x"],
+            &["--window", "-x", "from 0 to 4096"],
+        ),
+        (&["drift", "--window", "4097"], &["4097", "4096"]),
+        (&["drift", "--adapter", ""], &["--adapter", "empty"]),
+        (&["validate", "--adapter", " "], &["--adapter", "empty"]),
         (&["drift", "--what"], &["--what"]),
         (&["quantise"], &["quantise"]),
         (
@@ -161,6 +182,12 @@ fn files_that_cannot_be_written_are_refused_before_the_work() {
         ("--plot", "-".to_owned(), ".svg or .png"),
         ("--json", String::new(), "empty"),
         ("--json", format!("{a_file}/rows.json"), "folder"),
+        ("--json", path_in(folder.path(), "new.json/"), "names a folder"),
+        (
+            "--csv",
+            path_in(folder.path(), &"n".repeat(300)),
+            "no file can have this name",
+        ),
     ] {
         fails(&quick(&[option, &path]), 2, &[&path, reason]);
     }
@@ -286,4 +313,164 @@ fn a_full_disk_is_a_failure_that_names_the_file() {
         std::fs::read_to_string(&json).unwrap().contains("f16"),
         "nor the file with the table"
     );
+}
+
+#[test]
+fn two_reports_never_go_to_one_file_by_any_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let there = |arguments: &[&str]| {
+        kvpack(&[&QUICK, arguments].concat())
+            .current_dir(folder.path())
+            .output()
+            .unwrap()
+    };
+    std::fs::write(folder.path().join("old.json"), "old").unwrap();
+    std::fs::hard_link(folder.path().join("old.json"), folder.path().join("hard.csv")).unwrap();
+    let absolute = path_in(folder.path(), "a.json");
+    let mut same = vec![
+        ("a.json", "./a.json"),
+        ("a.json", &absolute),
+        ("old.json", "hard.csv"),
+    ];
+    #[cfg(unix)]
+    {
+        std::os::unix::fs::symlink("a.json", folder.path().join("link.csv")).unwrap();
+        std::os::unix::fs::symlink("old.json", folder.path().join("old.csv")).unwrap();
+        same.extend([("a.json", "link.csv"), ("old.json", "old.csv")]);
+    }
+    for (json, csv) in same {
+        let words = [&format!("--json {json}"), &format!("--csv {csv}"), "its own file"];
+        fails(&there(&["--json", json, "--csv", csv]), 2, &words);
+    }
+    assert!(!Path::new(&absolute).exists());
+    assert_eq!(std::fs::read(folder.path().join("old.json")).unwrap(), b"old");
+}
+
+#[cfg(unix)]
+#[test]
+fn a_link_to_a_file_that_is_not_there_yet_makes_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let link = path_in(folder.path(), "link.json");
+    std::os::unix::fs::symlink("target.json", &link).unwrap();
+    let output = quick(&["--json", &link]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink());
+    let written = std::fs::read_to_string(folder.path().join("target.json")).unwrap();
+    assert!(written.contains("\"f16\""), "{written}");
+}
+
+#[cfg(unix)]
+#[test]
+fn the_names_of_standard_output_mean_the_same_as_a_dash() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = path_in(folder.path(), "t.txt");
+    let redirected = |arguments: &[&str]| {
+        let output = kvpack(&[&QUICK, arguments].concat())
+            .stdout(std::fs::File::create(&path).unwrap())
+            .output()
+            .unwrap();
+        (output, std::fs::read_to_string(&path).unwrap())
+    };
+    let (_, wanted) = redirected(&["--csv", "-"]);
+    assert!(
+        wanted.starts_with("pair,") && wanted.lines().count() == 2,
+        "{wanted}"
+    );
+    let mut names = vec!["/dev/stdout", "/dev/fd/1"];
+    if cfg!(target_os = "linux") {
+        names.push("/proc/self/fd/1");
+    }
+    for name in names {
+        let (output, got) = redirected(&["--csv", name]);
+        assert_eq!(
+            (output.status.code(), got.as_str()),
+            (Some(0), wanted.as_str()),
+            "{name}"
+        );
+        fails(&quick(&["--csv", name, "--json", "-"]), 2, &[name, "--json -"]);
+    }
+    // The table and the rows would end in one file, and one of them be lost.
+    let (output, got) = redirected(&["--csv", &path]);
+    fails(
+        &output,
+        2,
+        &[&format!("--csv {path}"), "standard output goes to the same file"],
+    );
+    assert_eq!(got, "");
+}
+
+#[test]
+fn validate_runs_the_kernels_that_are_named_and_refuses_when_none_fits() {
+    if run(&["info", "--json", "-"]).stdout == b"[]\n" {
+        let allowed = std::env::var_os("KVPACK_ALLOW_NO_GPU").is_some_and(|value| value == "1");
+        assert!(
+            allowed,
+            "no GPU adapter; set KVPACK_ALLOW_NO_GPU=1 to skip what needs one"
+        );
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let json = path_in(folder.path(), "rows.json");
+    let output = run(&[
+        "validate", "--kernel", "amax", "--kernel", "residual", "--json", &json,
+    ]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let shown = text(&output.stdout);
+    for words in ["| amax ", "| residual ", "2 checks passed, 0 failed"] {
+        assert!(shown.contains(words), "{words} is not in: {shown}");
+    }
+    let rows: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    assert_eq!(
+        (&rows[0]["kernel"], &rows[1]["passed"]),
+        (&"amax".into(), &true.into())
+    );
+    assert_eq!(rows.as_array().unwrap().len(), 2);
+
+    let before = std::fs::read(&json).unwrap();
+    let none = [
+        "validate",
+        "--kernel",
+        "quantize_group",
+        "--pairs",
+        "f16,int4/int8",
+    ];
+    let words = [
+        "--kernel quantize_group",
+        "--pairs f16,int4/int8",
+        "nothing to validate",
+    ];
+    fails(&run(&none), 2, &words);
+    fails(&run(&[&none[..], &["--json", &json]].concat()), 2, &words);
+    assert_eq!(std::fs::read(&json).unwrap(), before);
+
+    let some = run(&[
+        "validate",
+        "--kernel",
+        "amax",
+        "--kernel",
+        "quantize_group",
+        "--pairs",
+        "f16",
+    ]);
+    assert_eq!(some.status.code(), Some(0));
+    let message = text(&some.stderr);
+    assert!(message.contains("no check of quantize_group fits"), "{message}");
+}
+
+#[test]
+fn the_table_and_the_rows_say_what_was_used_and_what_was_made() {
+    let output = quick(&["--json", "-", "--window", "8"]);
+    let rows: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let bytes = |field: &str| rows[0][field].as_u64().expect(field);
+    let parts = bytes("code_bytes") + bytes("scale_bytes") + bytes("padding_bytes");
+    assert_eq!(parts, bytes("cache_bytes"));
+    assert!(bytes("allocated_bytes") >= bytes("cache_bytes"));
+    let table = text(&quick(&["--window", "8"]).stdout);
+    for words in [
+        "cache bytes | allocated |",
+        "- allocated: ",
+        "Window 8 changes nothing",
+    ] {
+        assert!(table.contains(words), "{words} is not in: {table}");
+    }
 }

@@ -22,7 +22,7 @@ pub enum Kind {
 #[derive(Debug, Clone, Args)]
 pub struct AdapterArgs {
     /// Adapter by its name or a part of it, as `kvpack info` lists them [default: a real GPU before a software driver]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = adapter_name)]
     adapter: Option<String>,
     /// Graphics interface: vulkan, metal or dx12 [default: any]
     #[arg(long, value_name = "BACKEND")]
@@ -82,6 +82,27 @@ pub fn positive(text: &str) -> Result<f64, String> {
         Ok(value) if value.is_finite() && value > 0.0 => Ok(value),
         _ => Err("must be a finite number above 0".to_owned()),
     }
+}
+
+/// The most tokens that can stay recent.
+const MOST_RECENT: u32 = 4096;
+
+/// A recent window.
+pub fn window(text: &str) -> Result<u32, String> {
+    match text.parse::<u32>() {
+        Ok(tokens) if tokens <= MOST_RECENT => Ok(tokens),
+        _ => Err(format!(
+            "must be a whole number of tokens from 0 to {MOST_RECENT}"
+        )),
+    }
+}
+
+/// A part of an adapter's name; the empty text is a part of every name and means none.
+fn adapter_name(text: &str) -> Result<String, String> {
+    if text.trim().is_empty() {
+        return Err("the name is empty; `kvpack info` lists the adapters".to_owned());
+    }
+    Ok(text.to_owned())
 }
 
 /// The name of a kernel that can be validated.

@@ -9,7 +9,7 @@ use kvpack::report::{csv, json, table};
 use kvpack::spec::{Pair, TABLE};
 
 use super::Failure;
-use super::device::{AdapterArgs, Kind, is_software, positive};
+use super::device::{AdapterArgs, Kind, is_software, positive, window};
 use super::output::{Outputs, Progress, print, tell};
 
 /// What was asked.
@@ -25,10 +25,10 @@ pub struct Args {
     #[arg(long, value_name = "NAME", default_value = "prefill")]
     mode: Mode,
     /// Channel 3 of each head of K times this and of q divided by it: an outlier that full precision does not see
-    #[arg(long, value_name = "S", default_value = "1", value_parser = positive, allow_negative_numbers = true)]
+    #[arg(long, value_name = "S", default_value = "1", value_parser = positive, allow_hyphen_values = true)]
     outlier: f64,
     /// Recent tokens that stay in f16
-    #[arg(long, value_name = "R", default_value_t = 0)]
+    #[arg(long, value_name = "R", default_value = "0", value_parser = window, allow_hyphen_values = true)]
     window: u32,
     /// Where to run
     #[arg(long, value_enum, default_value_t = Kind::Auto)]

@@ -35,23 +35,32 @@ fn written(to: &str, outcome: io::Result<()>) -> Result<(), Failure> {
 pub struct Outputs(Vec<(&'static str, Destination)>);
 
 impl Outputs {
-    /// From the options that were given. At most one may be `-`, and no two may name one file.
+    /// From the options that were given. No two may go to one place, and none to the file that standard output goes to.
     pub fn check(options: &[(&'static str, Option<&str>)]) -> Result<Outputs, Failure> {
-        let mut chosen: Vec<(&'static str, Destination)> = Vec::new();
+        let advice = "give each its own file; at most one may be - for standard output";
+        let mut chosen: Vec<(&'static str, &str, Destination)> = Vec::new();
         for &(option, text) in options {
             let Some(text) = text else { continue };
             let destination = Destination::parse(text);
-            if let Some((other, _)) = chosen.iter().find(|(_, taken)| *taken == destination) {
+            if let Some((other, its_text, _)) = chosen.iter().find(|(.., taken)| taken.is_same(&destination))
+            {
                 return Err(usage(
-                    format!("{other} {text} and {option} {text}"),
+                    format!("{other} {its_text} and {option} {text}"),
                     "two reports cannot go to one place",
-                    "give each its own file; at most one may be - for standard output",
+                    advice,
                 ));
             }
+            if destination != Destination::Stdout && destination.is_same(&Destination::Stdout) {
+                let reason = "standard output goes to the same file";
+                return Err(usage(format!("{option} {text}"), reason, advice));
+            }
             destination.check()?;
-            chosen.push((option, destination));
+            chosen.push((option, text, destination));
         }
-        Ok(Outputs(chosen))
+        let chosen = chosen
+            .into_iter()
+            .map(|(option, _, destination)| (option, destination));
+        Ok(Outputs(chosen.collect()))
     }
 
     /// Whether standard output belongs to one of them, so that nothing else may be printed there.

@@ -44,7 +44,7 @@ mod tests {
         let parsed: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
         let object = parsed[0].as_object().unwrap();
         let promised = "pair bits_per_number percent_of_f16 logit_drift logit_drift_centred top1 predictions mean_kl \
-                        max_abs_diff cache_bytes convention mode device adapter";
+                        max_abs_diff cache_bytes code_bytes scale_bytes padding_bytes allocated_bytes convention mode device adapter";
         for field in promised.split_whitespace() {
             assert!(object.contains_key(field), "{field} is missing");
         }

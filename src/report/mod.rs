@@ -46,6 +46,15 @@ pub fn never_packed(row: &DriftRow) -> Vec<Unpacked> {
         .collect()
 }
 
+/// A factor in as few letters as it needs: 1e-320 and not three hundred digits.
+fn factor(value: f64) -> String {
+    if (1e-5..1e7).contains(&value) {
+        value.to_string()
+    } else {
+        format!("{value:e}")
+    }
+}
+
 #[cfg(test)]
 pub(crate) mod examples {
     use crate::drift::DriftRow;
@@ -84,10 +93,10 @@ pub(crate) mod examples {
             max_abs_diff: logit_drift * 10.0,
             saturated: 0,
             cache_bytes: (bits_per_number * 512.0) as u64,
-            code_bytes: (bits_per_number * 512.0) as u64,
-            scale_bytes: 0,
+            code_bytes: (bits_per_number * 480.0) as u64,
+            scale_bytes: (bits_per_number * 32.0) as u64,
             padding_bytes: 0,
-            allocated_bytes: (bits_per_number * 512.0) as u64,
+            allocated_bytes: 8192,
             convention: "packed".to_owned(),
             mode: "prefill".to_owned(),
             window: 0,

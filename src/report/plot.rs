@@ -130,6 +130,44 @@ fn drawing(error: impl std::fmt::Display) -> Error {
     }
 }
 
+/// How a point looks. The order is that of drawing: what comes later is never hidden by what comes before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Look {
+    /// A cross: K or V was never packed, so that the figures are not those of the format.
+    Unpacked,
+    /// An open ring: some other pair that was packed is better in one and worse in none.
+    Beaten,
+    /// A disc: no other pair is.
+    Best,
+}
+
+impl Look {
+    fn of(row: &DriftRow, rows: &[DriftRow]) -> Look {
+        let beats = |other: &DriftRow| {
+            let (bits, drift) = (other.bits_per_number, other.logit_drift);
+            never_packed(other).is_empty()
+                && bits <= row.bits_per_number
+                && drift <= row.logit_drift
+                && (bits < row.bits_per_number || drift < row.logit_drift)
+        };
+        if !never_packed(row).is_empty() {
+            Look::Unpacked
+        } else if rows.iter().any(beats) {
+            Look::Beaten
+        } else {
+            Look::Best
+        }
+    }
+
+    fn meaning(self) -> &'static str {
+        match self {
+            Look::Unpacked => "K or V never packed",
+            Look::Beaten => "another is better in one, worse in none",
+            Look::Best => "beaten by none here",
+        }
+    }
+}
+
 /// Where everything goes, in picture units.
 struct Layout {
     title: String,
@@ -140,8 +178,7 @@ struct Layout {
     fine: Vec<f64>,
     zero: Option<f64>,
     points: Vec<Point>,
-    /// Whether some other pair is at least as good in both and better in one, or the pair was not packed at all.
-    beaten: Vec<bool>,
+    looks: Vec<Look>,
     names: Vec<String>,
     placed: Vec<Option<Placed>>,
 }
@@ -177,19 +214,7 @@ impl Layout {
             .iter()
             .map(|row| (x_of(row.bits_per_number), y_of(row.logit_drift)))
             .collect();
-        let beaten = rows
-            .iter()
-            .map(|row| {
-                !never_packed(row).is_empty()
-                    || rows.iter().any(|other| {
-                        let (bits, drift) = (other.bits_per_number, other.logit_drift);
-                        never_packed(other).is_empty()
-                            && bits <= row.bits_per_number
-                            && drift <= row.logit_drift
-                            && (bits < row.bits_per_number || drift < row.logit_drift)
-                    })
-            })
-            .collect();
+        let looks = rows.iter().map(|row| Look::of(row, rows)).collect();
         let names: Vec<String> = rows
             .iter()
             .map(|row| fitted(&label(row), LABEL_SIZE, 260.0, font))
@@ -223,7 +248,7 @@ impl Layout {
             fine,
             zero,
             points,
-            beaten,
+            looks,
             names,
             placed,
         })
@@ -248,7 +273,7 @@ fn settings(rows: &[DriftRow], left_out: usize) -> String {
         parts.push(format!("window {}", row.window));
     }
     if row.outlier != 1.0 {
-        parts.push(format!("outlier \u{d7}{}", row.outlier));
+        parts.push(format!("outlier \u{d7}{}", super::factor(row.outlier)));
     }
     if left_out > 0 {
         parts.insert(0, format!("{left_out} labels left out for want of room"));
@@ -473,23 +498,17 @@ impl<B: DrawingBackend> Canvas<B> {
         }
         let axis = "bits per number with its scales, and share of FP16's memory, log scale";
         self.text(axis, (PLOT.left, PLOT.bottom + 60.0), TICK_SIZE, INK, HPos::Left)?;
-        self.legend()?;
+        self.legend(layout)?;
 
         for placed in layout.placed.iter().flatten() {
             if let Some((from, to)) = placed.leader {
                 self.line(&[from, to], 1.0, LEADER)?;
             }
         }
-        // Beaten points first, so that an open ring never hides a full disc.
-        for full in [false, true] {
-            for (&point, _) in layout
-                .points
-                .iter()
-                .zip(&layout.beaten)
-                .filter(|&(_, &beaten)| beaten != full)
-            {
-                self.point(point, full)?;
-            }
+        let mut points: Vec<_> = layout.looks.iter().zip(&layout.points).collect();
+        points.sort_by_key(|&(look, _)| *look);
+        for (&look, &point) in points {
+            self.point(point, look)?;
         }
         for ((placed, name), &point) in layout.placed.iter().zip(&layout.names).zip(&layout.points) {
             if let Some(placed) = placed {
@@ -499,16 +518,18 @@ impl<B: DrawingBackend> Canvas<B> {
         self.root.present().map_err(drawing)
     }
 
-    fn legend(&self) -> Result<()> {
+    /// What the looks mean, of those that there are.
+    fn legend(&self, layout: &Layout) -> Result<()> {
         let y = PLOT.top - 15.0;
         let mut right = PLOT.right;
-        for (text, full) in [
-            ("another is smaller and closer", false),
-            ("none here is smaller and closer", true),
-        ] {
-            let left = right - width(text, NOTE_SIZE, &self.font) * WIDER;
-            self.text(text, (left, y + NOTE_SIZE * 0.36), NOTE_SIZE, FAINT, HPos::Left)?;
-            self.point((left - 11.0, y), full)?;
+        for look in [Look::Unpacked, Look::Beaten, Look::Best] {
+            if !layout.looks.contains(&look) {
+                continue;
+            }
+            let left = right - width(look.meaning(), NOTE_SIZE, &self.font) * WIDER;
+            let at = (left, y + NOTE_SIZE * 0.36);
+            self.text(look.meaning(), at, NOTE_SIZE, FAINT, HPos::Left)?;
+            self.point((left - 11.0, y), look)?;
             right = left - 36.0;
         }
         Ok(())
@@ -528,7 +549,7 @@ impl<B: DrawingBackend> Canvas<B> {
         self.root.draw(&PathElement::new(points, style)).map_err(drawing)
     }
 
-    fn point(&self, at: Point, full: bool) -> Result<()> {
+    fn point(&self, at: Point, look: Look) -> Result<()> {
         let disc = |radius: f64, color: RGBColor| {
             let style = ShapeStyle {
                 color: color.into(),
@@ -544,8 +565,18 @@ impl<B: DrawingBackend> Canvas<B> {
                 .map_err(drawing)
         };
         disc(RADIUS + 1.0, PAPER)?;
+        if look == Look::Unpacked {
+            let (x, y) = at;
+            let arm = RADIUS - 1.0;
+            return [arm, -arm]
+                .into_iter()
+                .try_for_each(|up| self.line(&[(x - arm, y + up), (x + arm, y - up)], 2.0, FAINT));
+        }
         disc(RADIUS, POINT)?;
-        if full { Ok(()) } else { disc(RADIUS - 2.0, PAPER) }
+        if look == Look::Beaten {
+            disc(RADIUS - 2.0, PAPER)?;
+        }
+        Ok(())
     }
 
     /// The name at the side of its box that its point is on.
@@ -656,8 +687,8 @@ mod tests {
         let beaten: Vec<_> = layout
             .names
             .iter()
-            .zip(&layout.beaten)
-            .filter(|&(_, &b)| b)
+            .zip(&layout.looks)
+            .filter(|&(_, &look)| look == Look::Beaten)
             .map(|(name, _)| name.as_str())
             .collect();
         assert_eq!(beaten, ["int4"]);
@@ -688,7 +719,30 @@ mod tests {
     fn a_pair_that_was_never_packed_is_named_so_and_beats_nobody() {
         let layout = layout_of(&[row("int2c(64)", 2.25, 1e-4), row("int4", 6.0, 0.04)]);
         assert_eq!(layout.names, ["int2c(64), unpacked", "int4"]);
-        assert_eq!(layout.beaten, [true, false]);
+        assert_eq!(layout.looks, [Look::Unpacked, Look::Best]);
+        let svg = |rows: &[DriftRow]| String::from_utf8(drift_plot(rows, Picture::Svg).unwrap()).unwrap();
+        let drawn = svg(&[row("int2c(64)", 2.25, 1e-4), row("int4", 6.0, 0.04)]);
+        assert!(drawn.contains(Look::Unpacked.meaning()) && drawn.contains(Look::Best.meaning()));
+        assert!(!drawn.contains(Look::Beaten.meaning()));
+        let drawn = svg(&published());
+        assert!(drawn.contains(Look::Beaten.meaning()) && !drawn.contains(Look::Unpacked.meaning()));
+    }
+
+    #[test]
+    fn of_two_that_are_equal_neither_beats_the_other() {
+        let layout = layout_of(&[row("int4", 6.0, 0.04), row("int4c(16)", 6.0, 0.04)]);
+        assert_eq!(layout.looks, [Look::Best, Look::Best]);
+    }
+
+    #[test]
+    fn the_legend_leaves_room_for_the_axis_beside_it() {
+        let font = letters().unwrap();
+        let taken: f64 = [Look::Unpacked, Look::Beaten, Look::Best]
+            .iter()
+            .map(|look| width(look.meaning(), NOTE_SIZE, &font) * WIDER + 36.0)
+            .sum();
+        let axis = width("logit drift, log scale", TICK_SIZE, &font) * WIDER;
+        assert!(PLOT.left + axis < PLOT.right - taken, "{taken} and {axis}");
     }
 
     #[test]

@@ -4,7 +4,10 @@ use comfy_table::{CellAlignment, Table, presets};
 
 use super::{Unpacked, never_packed};
 use crate::drift::DriftRow;
+use crate::formats::Element;
 use crate::gpu::AdapterSummary;
+use crate::scales::{ScaleLayout, ScaleType};
+use crate::spec::{Pair, Side};
 use crate::validate::ValidateRow;
 
 /// The drift table with a line on what was measured above it and notes on the figures below.
@@ -17,8 +20,9 @@ pub fn drift(rows: &[DriftRow], software: bool) -> String {
         "centred",
         "top-1",
         "mean KL",
-        "largest diff",
+        "max diff",
         "cache bytes",
+        "allocated",
     ]);
     for row in rows {
         table.add_row([
@@ -31,14 +35,18 @@ pub fn drift(rows: &[DriftRow], software: bool) -> String {
             digits(row.mean_kl),
             digits(row.max_abs_diff),
             row.cache_bytes.to_string(),
+            row.allocated_bytes.to_string(),
         ]);
     }
-    right_aligned(&mut table, 1..9);
+    right_aligned(&mut table, 1..10);
     let mut text = String::new();
     if let Some(row) = rows.first() {
         text += &format!(
             "Convention {}, {}, window {}, outlier {}; ",
-            row.convention, row.mode, row.window, row.outlier
+            row.convention,
+            row.mode,
+            row.window,
+            super::factor(row.outlier)
         );
         text += &format!("{}: {}\n\n", row.device, row.adapter);
     }
@@ -55,45 +63,64 @@ pub fn drift(rows: &[DriftRow], software: bool) -> String {
 }
 
 fn notes(rows: &[DriftRow], software: bool) -> Vec<String> {
-    let sides = |name: &str| {
-        rows.iter()
-            .any(|row| row.pair.split('/').any(|side| side.starts_with(name)))
-    };
+    let pairs: Vec<Pair> = rows.iter().filter_map(|row| row.pair.parse().ok()).collect();
+    let any = |fits: &dyn Fn(Side) -> bool| pairs.iter().any(|pair| fits(pair.k) || fits(pair.v));
+    let published = rows.iter().any(|row| row.convention == "published");
     let pair = |name: &str| rows.iter().any(|row| row.pair == name);
     let mut notes = vec![
-        "bits: true cost of one number, scales included; cache bytes: whole pages, unused slots and padding too."
-            .to_owned(),
+        "bits: true cost of one number, scales included.".to_owned(),
+        "cache bytes: whole pages in use at the end of one prompt, unused slots and padding too.".to_owned(),
+        "allocated: all pages that were made, those in which tokens waited too.".to_owned(),
     ];
-    let published: Vec<_> = [("int4c/int4", "5.25", "6"), ("int2c/int2", "3.25", "4")]
+    let cheaper: Vec<_> = [("int4c/int4", "5.25", "6"), ("int2c/int2", "3.25", "4")]
         .into_iter()
         .filter(|&(name, _, _)| pair(name))
         .map(|(name, cost, printed)| format!("{name} {cost} (not {printed})"))
         .collect();
-    if !published.is_empty() {
-        let pairs = published.join(", ");
+    if !cheaper.is_empty() {
+        let pairs = cheaper.join(", ");
         notes.push(format!(
             "Per-channel scales cost less than the published table printed: {pairs}."
         ));
     }
-    if sides("int2") {
+    if any(&|side| side.element == Element::Int2) {
         notes.push("int2 is ternary: its codes are -1, 0 and 1.".to_owned());
     }
-    if rows.iter().any(|row| row.convention == "published") {
-        let larger = "so cache bytes are larger than bits say";
+    if any(&|side| side.layout == ScaleLayout::PerTensor) {
+        let how = if published {
+            "taken from each prompt"
+        } else {
+            "calibrated on the f32 run of these prompts"
+        };
+        notes.push(format!("fp8 scales are {how} (amax / 448 per layer and side)."));
+    }
+    if published && any(&|side| side.scale == ScaleType::F16 && side.layout.has_plane()) {
+        let what = "the scales of int8, int4 and int2 as f32";
         notes.push(format!(
-            "Convention published keeps scales as f32 in the cache, {larger}."
+            "Convention published stores {what}: bits counts 16 bits of each, cache bytes 32."
         ));
     }
     if let Some(row) = rows.iter().find(|row| row.window > 0) {
-        notes.push(format!(
-            "The last {} tokens stay in f16: bits leaves them out, cache bytes counts them.",
-            row.window
-        ));
+        let window = row.window;
+        notes.push(if any(&|side| side.waits(window)) {
+            let counted = "bits leaves them out, cache bytes counts them";
+            format!("The last {window} tokens of what is quantised stay in f16: {counted}.")
+        } else {
+            format!("Window {window} changes nothing here: f16 and f32 have none.")
+        });
     }
     for row in rows {
         for Unpacked { side, group, prompt } in never_packed(row) {
-            let why = if row.window > 0 { " outside the window" } else { "" };
-            let how = format!("a prompt of {prompt} tokens has no full group of {group}{why}");
+            let how = match row.window {
+                0 => format!("a prompt of {prompt} tokens has no full group of {group}"),
+                window if window >= prompt => {
+                    format!("the window of {window} tokens covers the whole prompt of {prompt}")
+                }
+                window => {
+                    let left = prompt - window;
+                    format!("outside the window are {left} tokens, no full group of {group}")
+                }
+            };
             notes.push(format!("{}: {side} stayed in full precision: {how}.", row.pair));
         }
     }
@@ -311,7 +338,12 @@ mod tests {
         assert_eq!(row("fp4")[2..5], ["4.5", "28.1", "0.04504"]);
         assert_eq!(row("f16")[6], "127/128");
         assert!(text.contains("int4c/int4 5.25 (not 6), int2c/int2 3.25 (not 4)"));
-        for note in ["ternary", "f32 in the cache", "software driver"] {
+        for note in [
+            "ternary",
+            "int4 and int2 as f32",
+            "fp8 scales are taken from each prompt",
+            "software driver",
+        ] {
             assert!(text.contains(note), "{note}");
         }
         assert!(
@@ -323,14 +355,109 @@ mod tests {
     #[test]
     fn notes_are_only_those_that_apply() {
         let mut rows = vec![examples::row("f16", 16.0, 1e-4)];
-        assert_eq!(notes(&rows, false).len(), 1);
+        assert_eq!(notes(&rows, false).len(), ALWAYS);
         rows[0].saturated = 7;
-        assert!(notes(&rows, false)[1].contains("f16: 7 inputs"));
-        let never = notes(&[examples::row("int4c(64)/int4", 5.25, 1e-4)], false);
-        assert!(
-            never[1].contains("int4c(64)/int4: K stayed in full precision: a prompt of 32 tokens"),
-            "{never:?}"
+        assert!(notes(&rows, false)[ALWAYS].contains("f16: 7 inputs"));
+    }
+
+    /// The notes that every table has.
+    const ALWAYS: usize = 3;
+
+    /// The notes on rows of these pairs beyond those.
+    fn notes_on(pairs: &[&str], convention: &str, window: u32) -> Vec<String> {
+        let rows: Vec<_> = pairs
+            .iter()
+            .map(|pair| DriftRow {
+                convention: convention.to_owned(),
+                window,
+                ..examples::row(pair, 4.0, 1e-4)
+            })
+            .collect();
+        notes(&rows, false).split_off(ALWAYS)
+    }
+
+    #[test]
+    fn a_window_is_said_to_hold_only_what_it_holds() {
+        let only = |pairs: &[&str], window, said: &[&str]| {
+            let notes = notes_on(pairs, "packed", window);
+            assert_eq!(notes.len(), said.len(), "{notes:?}");
+            for (note, said) in notes.iter().zip(said) {
+                assert!(note.contains(said), "{note}");
+            }
+        };
+        only(&["f32"], 8, &["Window 8 changes nothing here"]);
+        only(&["f16", "f32"], 8, &["Window 8 changes nothing here"]);
+        only(
+            &["f16", "int8"],
+            8,
+            &["The last 8 tokens of what is quantised stay in f16"],
         );
+        only(&["f16/int4"], 8, &["The last 8 tokens of what is quantised"]);
+        only(
+            &["int4c(64)/int4"],
+            0,
+            &["int4c(64)/int4: K stayed in full precision: a prompt of 32 tokens has no full group of 64"],
+        );
+        only(
+            &["int4"],
+            40,
+            &[
+                "The last 40 tokens",
+                "K stayed in full precision: the window of 40 tokens covers the whole prompt of 32",
+                "V stayed in full precision: the window of 40",
+            ],
+        );
+        only(
+            &["int4c(16)/int4"],
+            20,
+            &[
+                "The last 20",
+                "K stayed in full precision: outside the window are 12 tokens, no full group of 16",
+            ],
+        );
+    }
+
+    #[test]
+    fn the_note_on_f32_scales_is_on_pairs_whose_scales_became_f32() {
+        assert_eq!(notes_on(&["f16", "fp4", "f32"], "published", 0), [""; 0]);
+        assert_eq!(notes_on(&["int8"], "packed", 0), [""; 0]);
+        for pair in ["int8", "f16/int4c"] {
+            let notes = notes_on(&[pair], "published", 0);
+            assert!(
+                notes.len() == 1 && notes[0].contains("as f32: bits counts 16"),
+                "{notes:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_origin_of_fp8_scales_is_said() {
+        for (convention, origin) in [
+            (
+                "packed",
+                "fp8 scales are calibrated on the f32 run of these prompts (amax / 448",
+            ),
+            ("published", "fp8 scales are taken from each prompt (amax / 448"),
+        ] {
+            let notes = notes_on(&["f16/fp8"], convention, 0);
+            assert!(notes.len() == 1 && notes[0].starts_with(origin), "{notes:?}");
+        }
+    }
+
+    #[test]
+    fn a_factor_of_many_digits_is_short() {
+        for (outlier, printed) in [
+            (1.0, "outlier 1;"),
+            (32.5, "outlier 32.5;"),
+            (1e-320, "outlier 1e-320;"),
+        ] {
+            let row = DriftRow {
+                outlier,
+                ..examples::row("f16", 16.0, 1e-4)
+            };
+            let text = drift(&[row], false);
+            assert!(text.contains(printed), "{text}");
+        }
     }
 
     #[test]

@@ -9,3 +9,4 @@ mod drift;
 mod golden;
 mod shaders;
 mod structure;
+mod validate;
