@@ -166,6 +166,11 @@ impl Outcome {
         self.sums.get_or_insert_default().join(comparison);
     }
 
+    /// Nothing compared is no pass.
+    fn passed(&self) -> bool {
+        self.cases > 0 && self.bit_mismatches == 0 && self.sums.is_none_or(|sums| sums.failures == 0)
+    }
+
     fn row(self, kernel: &str, format: &str, started: Instant, gpu: &Gpu) -> ValidateRow {
         ValidateRow {
             kernel: kernel.to_owned(),
@@ -176,8 +181,7 @@ impl Outcome {
             max_error: self.sums.map(|s| s.max_error),
             bound: self.sums.map(|s| s.bound),
             milliseconds: started.elapsed().as_secs_f64() * 1e3,
-            // Nothing compared is no pass.
-            passed: self.cases > 0 && self.bit_mismatches == 0 && self.sums.is_none_or(|s| s.failures == 0),
+            passed: self.passed(),
             detail: self.detail,
             adapter: gpu.summary().title(),
         }
@@ -289,5 +293,48 @@ impl Random {
             order.swap(i as usize, self.below(i + 1) as usize);
         }
         order
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mismatch_a_failure_and_nothing_compared_do_not_pass() {
+        let good = Outcome {
+            cases: 5,
+            ..Outcome::default()
+        };
+        assert!(good.passed());
+        assert!(!Outcome::default().passed());
+        assert!(
+            !Outcome {
+                bit_mismatches: 1,
+                ..good.clone()
+            }
+            .passed()
+        );
+        let mut sums = good;
+        sums.add(
+            Comparison {
+                cases: 1,
+                max_error: 0.5,
+                bound: 1.0,
+                failures: 0,
+            },
+            "within",
+        );
+        assert!(sums.passed());
+        sums.add(
+            Comparison {
+                cases: 1,
+                max_error: f64::NAN,
+                bound: 1.0,
+                failures: 1,
+            },
+            "NaN",
+        );
+        assert!(!sums.passed() && sums.detail.starts_with("NaN"));
     }
 }
