@@ -270,7 +270,7 @@ fn check(options: &DriftOptions) -> Result<()> {
     Ok(())
 }
 
-/// The cache of one run. `calibrated` holds per-tensor scales from the f32 run, [layer][K, V].
+/// The cache of one run. `calibrated` holds per-tensor scales from the f32 run, `[layer][K, V]`.
 ///
 /// # Errors
 /// [`Error::Usage`] for a pair that the convention does not have.
@@ -320,7 +320,7 @@ pub fn cache_spec(
 
 /// What one run of all prompts gave.
 struct Run {
-    /// [prompt][position][vocabulary].
+    /// `[prompt][position][vocabulary]`.
     logits: Vec<f64>,
     calibrated: Vec<[f32; 2]>,
     status: Status,
@@ -426,7 +426,7 @@ pub struct Damage {
     pub max_abs_diff: f64,
 }
 
-/// Compares logits [row][vocabulary] with those of the reference, pooled over all rows. NaN on either side gives NaN.
+/// Compares logits `[row][vocabulary]` with those of the reference, pooled over all rows. NaN on either side gives NaN.
 pub fn damage(reference: &[f64], run: &[f64], vocabulary: usize) -> Damage {
     let (mut error, mut power, mut centred_error, mut centred_power) = (0.0, 0.0, 0.0, 0.0);
     let (mut kl, mut max_abs_diff, mut top1, mut predictions) = (0.0, 0.0_f64, 0, 0);

@@ -37,6 +37,7 @@ if [ $# = 0 ]; then
     step cargo fmt --check
     step cargo clippy --release --all-targets -- -D warnings
     step cargo clippy --release --no-default-features --lib -- -D warnings
+    RUSTDOCFLAGS="-D warnings" step cargo doc --release --no-deps
 fi
 
 log="$(mktemp)" || finish 0 $((broken + 1)) 0

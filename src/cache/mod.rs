@@ -3,7 +3,7 @@
 //! ```text
 //! let step = cache.step(&[(sequence, new_tokens), ...])?;   // planned once for all layers
 //! for layer in 0..layers {
-//!     step.append(&mut pass, layer, &k, &v)?;               // records; rows are [token][head][channel] f32
+//!     step.append(&mut pass, layer, &k, &v)?;               // records; rows are `[token][head][channel]` f32
 //!     step.attend(&mut pass, layer, &q, &output)?;          // sees the tokens just appended
 //! }
 //! step.commit()?;                                           // dropping the step instead takes it back
@@ -270,7 +270,7 @@ impl KvCache {
         Ok(self.gpu.read("append status", &self.status, 1)?[0])
     }
 
-    /// Per-tensor scales of FP8 by the largest magnitudes of [`Step::calibrate`] so far, [layer][K, V]; the magnitudes
+    /// Per-tensor scales of FP8 by the largest magnitudes of [`Step::calibrate`] so far, `[layer][K, V]`; the magnitudes
     /// start again from 0. Waits for the queue.
     ///
     /// # Errors
@@ -340,7 +340,7 @@ impl Step<'_> {
         self.plan.as_ref().map_or(0, |plan| plan.tokens)
     }
 
-    /// Records the append of f32 rows, [token][head][channel], to a layer.
+    /// Records the append of f32 rows, `[token][head][channel]`, to a layer.
     ///
     /// # Errors
     /// [`Error::Shape`] for a layer that does not exist or a buffer that is too small; [`Error::Limit`].
@@ -463,7 +463,7 @@ impl Step<'_> {
         self.largest_of(plan, pass, layer, (V, v), &self.cache.observed)
     }
 
-    /// Records attention of a layer: f32 queries [token][query head][channel] into f32 outputs of the same shape. The
+    /// Records attention of a layer: f32 queries `[token][query head][channel]` into f32 outputs of the same shape. The
     /// queries see every token up to their own.
     ///
     /// # Errors
@@ -534,7 +534,7 @@ impl Step<'_> {
         Ok(())
     }
 
-    /// The LSE of the layer attended last, [token][query head].
+    /// The LSE of the layer attended last, `[token][query head]`.
     pub fn lse(&self) -> &wgpu::Buffer {
         &self.lists.lse
     }

@@ -21,7 +21,7 @@ pub const V: usize = 1;
 /// Where per-tensor scales come from.
 #[derive(Debug, Clone, PartialEq)]
 pub enum TensorScales {
-    /// Fixed when the cache is made: [layer][K, V], calibrated or given.
+    /// Fixed when the cache is made: `[layer][K, V]`, calibrated or given.
     Given(Vec<[f32; 2]>),
     /// From the rows of each step, before they are packed. A step is refused while the cache holds tokens, since they
     /// would be read under the new scale.

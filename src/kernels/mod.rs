@@ -72,7 +72,7 @@ pub struct RowStrides {
 }
 
 impl RowStrides {
-    /// Rows that lie close together, [token][head][channel].
+    /// Rows that lie close together, `[token][head][channel]`.
     pub fn dense(page: &PageLayout) -> RowStrides {
         RowStrides {
             offset: 0,

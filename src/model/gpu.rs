@@ -6,7 +6,7 @@ use crate::cache::{CacheSpec, KvCache, SequenceId, Step};
 use crate::error::Result;
 use crate::gpu::Gpu;
 
-/// A tensor in a buffer of f32, [row][column].
+/// A tensor in a buffer of f32, `[row][column]`.
 #[derive(Debug)]
 struct Tensor {
     rows: u32,
@@ -69,7 +69,7 @@ impl GpuModel {
         self.cache.free(id)
     }
 
-    /// Appends tokens to a sequence: their logits, [token][vocabulary]. One submission; only the logits come back.
+    /// Appends tokens to a sequence: their logits, `[token][vocabulary]`. One submission; only the logits come back.
     ///
     /// # Errors
     /// As [`KvCache::step`]; [`crate::Error::Shape`] for ids or positions that the model lacks; [`crate::Error::Device`]

@@ -168,7 +168,7 @@ impl ModelKernels {
         Ok(())
     }
 
-    /// Records `matmul`: x, weight ([in][out], or [out][in] where `transposed`), output.
+    /// Records `matmul`: x, weight (`[in][out]`, or `[out][in]` where `transposed`), output.
     ///
     /// # Errors
     /// [`crate::Error::Limit`].

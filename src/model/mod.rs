@@ -1,6 +1,6 @@
 //! The live transformer: a tiny model generated from its recipe, and one forward pass over either backend.
 //!
-//! The model talks to attention only through a cache: [`Backend::attention`] appends the new keys and values and lets
+//! The model talks to attention only through a cache: its backend appends the new keys and values and lets
 //! the new queries attend.
 
 mod gpu;
@@ -75,14 +75,14 @@ pub struct Matrix {
     pub rows: u32,
     /// Columns: outputs.
     pub columns: u32,
-    /// [row][column].
+    /// `[row][column]`.
     pub values: Vec<f64>,
 }
 
 /// The weights of one block, as matrices or as a backend's tensors.
 #[derive(Debug, Clone)]
 pub struct Block<T> {
-    /// Query projection, [d_model][heads x head_dim].
+    /// Query projection, `[d_model][heads x head_dim]`.
     pub q: T,
     /// Key projection.
     pub k: T,
@@ -99,9 +99,9 @@ pub struct Block<T> {
 /// The weights of a model, as matrices or as a backend's tensors.
 #[derive(Debug, Clone)]
 pub struct Weights<T> {
-    /// [vocabulary][d_model]; also the head.
+    /// `[vocabulary][d_model]`; also the head.
     pub embedding: T,
-    /// [position][d_model], added to the embedding.
+    /// `[position][d_model]`, added to the embedding.
     pub positions: T,
     /// The blocks.
     pub blocks: Vec<Block<T>>,
@@ -140,7 +140,7 @@ pub struct Model {
     pub weights: Weights<Matrix>,
 }
 
-/// The operations of the forward pass. Tensors are [token][column].
+/// The operations of the forward pass. Tensors are `[token][column]`.
 pub(crate) trait Backend {
     type Tensor;
     /// Embeddings of `ids` plus those of their positions.
@@ -152,9 +152,9 @@ pub(crate) trait Backend {
     ) -> Result<Self::Tensor>;
     /// Layer norm without gain or bias.
     fn norm(&mut self, x: &Self::Tensor) -> Result<Self::Tensor>;
-    /// x times a weight [in][out].
+    /// x times a weight `[in][out]`.
     fn matmul(&mut self, x: &Self::Tensor, weight: &Self::Tensor) -> Result<Self::Tensor>;
-    /// x times a weight [out][in].
+    /// x times a weight `[out][in]`.
     fn matmul_transposed(&mut self, x: &Self::Tensor, weight: &Self::Tensor) -> Result<Self::Tensor>;
     /// GELU, tanh form.
     fn activation(&mut self, x: &Self::Tensor) -> Result<Self::Tensor>;
@@ -170,7 +170,7 @@ pub(crate) trait Backend {
     ) -> Result<Self::Tensor>;
 }
 
-/// The forward pass: logits [token][vocabulary] of the new tokens.
+/// The forward pass: logits `[token][vocabulary]` of the new tokens.
 ///
 /// Pre-norm blocks: x += Attn(LN(x)); x += W2 gelu(W1 LN(x)); logits = LN(x) E^T.
 pub(crate) fn forward<B: Backend>(

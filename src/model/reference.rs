@@ -50,7 +50,7 @@ impl ReferenceModel {
         self.cache.book_mut().free(id)
     }
 
-    /// Appends tokens to a sequence: their logits, [token][vocabulary].
+    /// Appends tokens to a sequence: their logits, `[token][vocabulary]`.
     ///
     /// # Errors
     /// As [`crate::cache::Book::plan`]; [`crate::Error::Shape`] for ids or positions that the model lacks.
@@ -58,7 +58,7 @@ impl ReferenceModel {
         self.logits_with(id, ids, &mut |_, _| {})
     }
 
-    /// As [`ReferenceModel::logits`]; `rows` sees each layer's new rows of K and V, [token][head][channel], before they
+    /// As [`ReferenceModel::logits`]; `rows` sees each layer's new rows of K and V, `[token][head][channel]`, before they
     /// are rounded to f32 and appended, and may change them: what another device's rounding would do can be tried.
     ///
     /// # Errors

@@ -1,7 +1,7 @@
 use super::Partials;
 use crate::work::Merge;
 
-/// Combines partials into outputs [token][query head][channel] and LSE [token][query head] (-Inf for an empty row, whose
+/// Combines partials into outputs `[token][query head][channel]` and LSE `[token][query head]` (-Inf for an empty row, whose
 /// output is zeros).
 pub fn attention_merge(
     merges: &[Merge],

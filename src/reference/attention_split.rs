@@ -18,7 +18,7 @@ pub struct AttentionShape {
     pub v_tensor_scale: f32,
 }
 
-/// Partials of attention: [partial] largest score and sum of exp(score - largest), [partial][channel] weighted sum.
+/// Partials of attention: `[partial]` largest score and sum of exp(score - largest), `[partial][channel]` weighted sum.
 #[derive(Debug, Clone, Default)]
 pub struct Partials {
     /// Largest score; without meaning where `l` is 0.
@@ -40,7 +40,7 @@ impl Partials {
     }
 }
 
-/// Attention of each work item over its pages, straight from the packed words. `q` is [token][query head][channel].
+/// Attention of each work item over its pages, straight from the packed words. `q` is `[token][query head][channel]`.
 pub fn attention_split(
     shape: &AttentionShape,
     items: &[WorkItem],

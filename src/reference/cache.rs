@@ -73,7 +73,7 @@ impl ReferenceCache {
         self.status
     }
 
-    /// Per-tensor scales of FP8 by the largest magnitudes appended so far, [layer][K, V]; the magnitudes start again from 0.
+    /// Per-tensor scales of FP8 by the largest magnitudes appended so far, `[layer][K, V]`; the magnitudes start again from 0.
     pub fn calibrated(&mut self) -> Vec<[f32; 2]> {
         let largest = self.largest.iter_mut().map(std::mem::take);
         largest
@@ -101,7 +101,7 @@ impl ReferenceCache {
         }
     }
 
-    /// Appends the step's rows, [token][head][channel], to a layer.
+    /// Appends the step's rows, `[token][head][channel]`, to a layer.
     ///
     /// # Errors
     /// [`Error::Shape`] for a layer that does not exist or rows that are too few.
@@ -154,7 +154,7 @@ impl ReferenceCache {
         }
     }
 
-    /// Attends with the step's queries, [token][query head][channel]: outputs of the same shape, and the LSE.
+    /// Attends with the step's queries, `[token][query head][channel]`: outputs of the same shape, and the LSE.
     ///
     /// # Errors
     /// [`Error::Shape`] for a layer that does not exist or queries that are too few.

@@ -1,7 +1,7 @@
 use crate::pages::PageLayout;
 use crate::work::SlotRun;
 
-/// Pages back into f32 rows, [token][head][channel]; a run's `source` is its first row in `rows`.
+/// Pages back into f32 rows, `[token][head][channel]`; a run's `source` is its first row in `rows`.
 pub fn dequantize(layout: &PageLayout, runs: &[SlotRun], tensor_scale: f32, pages: &[u32], rows: &mut [f32]) {
     let row_len = (layout.heads * layout.head_dim) as usize;
     for run in runs {

@@ -14,11 +14,11 @@ use super::Random;
 /// One sequence: its rows and the queries that attend to them.
 #[derive(Debug, Clone, Default)]
 pub struct SequenceInput {
-    /// Keys, [token][head][channel].
+    /// Keys, `[token][head][channel]`.
     pub k: Vec<f32>,
-    /// Values, [token][head][channel].
+    /// Values, `[token][head][channel]`.
     pub v: Vec<f32>,
-    /// Queries, [token][query head][channel]: the last tokens of the sequence, or any number where it is empty.
+    /// Queries, `[token][query head][channel]`: the last tokens of the sequence, or any number where it is empty.
     pub q: Vec<f32>,
 }
 
@@ -47,7 +47,7 @@ pub struct Fixture {
     pub merges: Vec<Merge>,
     /// Partials in all.
     pub partials: u32,
-    /// Queries of all sequences, [token][query head][channel].
+    /// Queries of all sequences, `[token][query head][channel]`.
     pub q: Vec<f32>,
     /// How queries are tiled.
     pub tiling: Tiling,
@@ -56,9 +56,9 @@ pub struct Fixture {
 /// What attention gave.
 #[derive(Debug, Clone, Default)]
 pub struct Outputs {
-    /// [token][query head][channel].
+    /// `[token][query head][channel]`.
     pub output: Vec<f64>,
-    /// [token][query head].
+    /// `[token][query head]`.
     pub lse: Vec<f64>,
 }
 

@@ -58,7 +58,7 @@ pub(super) fn check(gpu: &Gpu, kernel: &str, side: Side) -> Result<Outcome> {
 pub struct PageCheck<'a> {
     /// The geometry.
     pub page: PageLayout,
-    /// [token][head][channel]; for per-channel sides whole groups.
+    /// `[token][head][channel]`; for per-channel sides whole groups.
     pub rows: &'a [f32],
     /// The per-tensor scale, where the side has one.
     pub tensor_scale: f32,
