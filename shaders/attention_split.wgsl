@@ -28,6 +28,9 @@ struct Params {
     scale: f32, // of the scores, before the softmax
     k_tensor: u32, // places of the per-tensor scales
     v_tensor: u32,
+    back: u32, // positions before its own that a query sees
+    ahead: u32, // positions after its own that a query sees
+    softcap: f32, // 0 for none
 }
 
 struct Item {
@@ -36,14 +39,13 @@ struct Item {
     position: u32, // of slot 0 of the first page
     query: u32, // first query token: its row in q
     queries: u32, // query tokens, at most TOKEN_TILE
-    query_position: u32, // of the first query token; a query sees positions up to its own
+    query_position: u32, // of the first query token
     partial: u32, // first partial: [query token, query head]
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> items: array<Item>; // [item]
 @group(0) @binding(2) var<storage, read> page_table: array<vec4<u32>>; // [entry] (K page, V page, first live slot, end)
-@group(0) @binding(3) var<storage, read> q: array<vec4<f32>>; // [token, query head, channel quad]
 @group(0) @binding(4) var<storage, read> k_pages: array<vec4<u32>>; // [page, word, slot quad]
 @group(0) @binding(5) var<storage, read> v_pages: array<vec4<u32>>; // [page, word, slot quad]
 @group(0) @binding(6) var<storage, read> tensor_scales: array<f32>; // [layer, side]
@@ -61,6 +63,26 @@ var<workgroup> sh_shrink: array<f32, ROWS>; // what earlier sums shrink by when 
 fn live_slots(entry: vec4<u32>, slot: u32) -> vec4<bool> {
     let slots = vec4<u32>(slot) + vec4<u32>(0u, 1u, 2u, 3u);
     return (slots >= vec4<u32>(entry.z)) & (slots < vec4<u32>(entry.w));
+}
+
+// Which of four neighbouring positions from `position` on a query at `own` sees.
+fn in_reach(position: u32, own: u32) -> vec4<bool> {
+    let positions = vec4<u32>(position) + vec4<u32>(0u, 1u, 2u, 3u);
+    let first = own - min(params.back, own);
+    let last = own + min(params.ahead, 0xffffffffu - own);
+    return (positions >= vec4<u32>(first)) & (positions <= vec4<u32>(last));
+}
+
+// cap * tanh(scores / cap). The built-in tanh may come from exp, whose error a cap of 50 would magnify; this quotient of
+// polynomials is within 4e-7 of tanh, relatively. From 9 on tanh is 1 in f32, so larger arguments count as 9.
+fn capped(scores: vec4<f32>, cap: f32) -> vec4<f32> {
+    let x = clamp(scores, vec4<f32>(-9.0 * cap), vec4<f32>(9.0 * cap)) / cap;
+    let u = x * x;
+    let above = (((1.3353392e-8 * u + 2.060817e-5) * u + 3.4955336e-3) * u + 0.13380980) * u + 0.99999998;
+    let below = (((7.776039e-7 * u + 3.2855448e-4) * u + 2.5876777e-2) * u + 0.46714296) * u + 1.0;
+    // A NaN must not end at the cap: clamp may drop it.
+    let is_nan = (bitcast<vec4<u32>>(scores) & vec4<u32>(0x7fffffffu)) > vec4<u32>(0x7f800000u);
+    return select(cap * (x * (above / below)), scores, is_nan);
 }
 
 @compute @workgroup_size(WG_SIZE)
@@ -83,7 +105,7 @@ fn attention_split(
             var value = vec4<f32>();
             if (token < item.queries && head < RATIO) {
                 let q_row = (item.query + token) * params.q_heads + kv_head * RATIO + head;
-                value = q[q_row * K_QUADS + i % K_QUADS];
+                value = q_quad(q_row * K_QUADS + i % K_QUADS);
             }
             sh_q[i] = value;
         }
@@ -135,10 +157,14 @@ fn attention_split(
             for (var r = 0u; r < ROWS; r++) {
                 sh_tile[r * WG_SIZE + local] = scores[r];
             }
-            let positions = vec4<u32>(item.position + 4u * at) + vec4<u32>(0u, 1u, 2u, 3u);
+            let position = item.position + 4u * at;
             for (var i = local; i < ROWS * WG_SIZE; i += WG_SIZE) {
-                let seen = live & (positions <= vec4<u32>(item.query_position + i / (WG_SIZE * HEAD_TILE)));
-                sh_tile[i] = select(vec4<f32>(LOWEST), sh_tile[i], seen);
+                let seen = live & in_reach(position, item.query_position + i / (WG_SIZE * HEAD_TILE));
+                var score = sh_tile[i];
+                if (params.softcap > 0.0) {
+                    score = capped(score, params.softcap);
+                }
+                sh_tile[i] = select(vec4<f32>(LOWEST), score, seen);
             }
             workgroupBarrier();
 
@@ -165,7 +191,7 @@ fn attention_split(
             // Probabilities relative to the largest score so far, times the values' slot scales.
             for (var i = local; i < ROWS * WG_SIZE; i += WG_SIZE) {
                 let r = i / WG_SIZE;
-                let seen = live & (positions <= vec4<u32>(item.query_position + r / HEAD_TILE));
+                let seen = live & in_reach(position, item.query_position + r / HEAD_TILE);
                 let p = select(vec4<f32>(), exp(sh_tile[i] - vec4<f32>(sh_largest[r])), seen);
                 sh_sum[i] = sh_sum[i] * sh_shrink[r] + ((p.x + p.y) + (p.z + p.w));
                 // Selected again: the value scale of a dead slot may be NaN, and 0 x NaN is NaN.

@@ -5,6 +5,7 @@
 //!
 //! | module | what it is |
 //! |---|---|
+//! | [`options`] | what attention may be asked for: window, soft cap, scale, sinks |
 //! | [`formats`] | element formats: what one stored number is; the registry |
 //! | [`scales`] | which numbers share a scale, and how it is stored |
 //! | [`spec`] | a side (K or V) = element + scale layout + scale type; a pair = both; names |
@@ -56,6 +57,7 @@ pub mod formats;
 pub mod gpu;
 pub mod kernels;
 pub mod model;
+pub mod options;
 pub mod pages;
 pub mod reference;
 #[cfg(feature = "cli")]

@@ -60,7 +60,7 @@ pub struct WorkItem {
     pub query: u32,
     /// Query tokens.
     pub queries: u32,
-    /// Position of the first query token; a query sees positions up to its own.
+    /// Position of the first query token; how far a query sees from its own is the attention's option.
     pub query_position: u32,
     /// First partial; they are [query token, query head].
     pub partial: u32,

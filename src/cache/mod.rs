@@ -4,7 +4,7 @@
 //! let step = cache.step(&[(sequence, new_tokens), ...])?;   // planned once for all layers
 //! for layer in 0..layers {
 //!     step.append(&mut pass, layer, &k, &v)?;               // records; rows are `[token][head][channel]` f32
-//!     step.attend(&mut pass, layer, &q, &output)?;          // sees the tokens just appended
+//!     step.attend(&mut pass, layer, &q, &output, &options)?; // sees the tokens just appended
 //! }
 //! step.commit()?;                                           // dropping the step instead takes it back
 //! ```
@@ -15,23 +15,24 @@
 mod plan;
 
 pub use plan::{
-    Book, BytesInUse, CacheSpec, Geometry, K, PagesInUse, SegmentKind, SequenceId, SidePlan, StepPlan,
-    TensorScales, V,
+    AttentionPlan, Book, BytesInUse, CacheSpec, Geometry, K, PagesInUse, SegmentKind, SequenceId, SidePlan,
+    StepPlan, TensorScales, V,
 };
 
 use std::collections::BTreeMap;
-use std::sync::OnceLock;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crate::error::{Error, Result};
 use crate::formats::Element;
 use crate::gpu::Gpu;
-use crate::kernels::RowStrides;
 use crate::kernels::amax::{self, Amax};
-use crate::kernels::attention_merge::AttentionMerge;
+use crate::kernels::attention_merge::{AttentionMerge, check_sinks};
 use crate::kernels::attention_split::{self, AttentionSplit, Tiling};
 use crate::kernels::quantize::{self, Quantize, Source};
 use crate::kernels::quantize_group::QuantizeGroup;
 use crate::kernels::tensor_scale::{self, TensorScale};
+use crate::kernels::{FloatType, Floats, RowStrides};
+use crate::options::{AttentionOptions, Reach};
 use crate::pages::{PageLayout, heads_ratio};
 use crate::scales::ScaleLayout;
 use crate::work::{SlotRun, Status};
@@ -66,9 +67,11 @@ pub struct KvCache {
     layers: Vec<Pools>,
     sides: [SideKernels; 2],
     tilings: [Tiling; 2],
-    /// By [`SegmentKind::index`], each built when it is first needed: a step that only appends compiles none.
-    attention: [OnceLock<AttentionSplit>; 8],
-    merge: AttentionMerge,
+    /// By the type of the queries and [`SegmentKind::index`], each built when it is first needed: a step that only
+    /// appends compiles none.
+    attention: [[OnceLock<AttentionSplit>; 8]; 2],
+    /// By the type of the outputs.
+    merge: [OnceLock<AttentionMerge>; 2],
     amax: Amax,
     tensor_scale: TensorScale,
     /// Largest magnitudes of the step at hand, where scales come from its rows.
@@ -78,11 +81,10 @@ pub struct KvCache {
     tensor_scales: wgpu::Buffer,
     status: wgpu::Buffer,
     partials: Option<Partials>,
-    scale: f32,
 }
 
 /// Partial buffers, kept from step to step and grown when a step needs more.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Partials {
     capacity: u32,
     o: wgpu::Buffer,
@@ -90,7 +92,7 @@ struct Partials {
 }
 
 impl KvCache {
-    /// An empty cache. The softmax scale is 1 / sqrt(k_head_dim).
+    /// An empty cache.
     ///
     /// # Errors
     /// As [`CacheSpec::geometry`]; [`crate::Error::Limit`] where a pool is larger than the adapter can bind,
@@ -142,19 +144,18 @@ impl KvCache {
         }
         let numbers = u64::from(spec.layers) * 2 * 4;
         Ok(KvCache {
-            merge: AttentionMerge::plan(gpu, spec.q_heads, spec.v_head_dim)?,
             amax: Amax::plan(gpu)?,
             tensor_scale: TensorScale::plan(gpu, Element::E4m3)?,
             largest: gpu.zeros("largest magnitudes", numbers)?,
             observed: gpu.zeros("observed magnitudes", numbers)?,
             tensor_scales: gpu.upload("per-tensor scales", &scales)?,
             status: gpu.zeros("append status", 8)?,
-            scale: (1.0 / f64::from(spec.k_head_dim).sqrt()) as f32,
             gpu: gpu.clone(),
             layers,
             sides,
             tilings,
             attention: Default::default(),
+            merge: Default::default(),
             partials: None,
             book,
         })
@@ -207,21 +208,14 @@ impl KvCache {
     }
 
     fn prepare(&mut self, plan: &StepPlan) -> Result<Lists> {
-        let (q_heads, v_head_dim) = (self.book.spec().q_heads, self.book.spec().v_head_dim);
-        if self.partials.as_ref().is_none_or(|p| p.capacity < plan.partials) {
-            // Grown with room to spare, so that decoding does not allocate at every step; at most 2^31.
-            let capacity = plan.partials.next_power_of_two().max(64);
-            self.partials = Some(Partials {
-                capacity,
-                o: self.gpu.zeros(
-                    "attention partials",
-                    u64::from(capacity) * u64::from(v_head_dim) * 4,
-                )?,
-                ml: self
-                    .gpu
-                    .zeros("attention partial sums", u64::from(capacity) * 8)?,
-            });
+        if self
+            .partials
+            .as_ref()
+            .is_none_or(|p| p.capacity < plan.attention.partials)
+        {
+            self.partials = Some(self.new_partials(plan.attention.partials)?);
         }
+        let attention = Arc::new(self.attention_lists(&plan.attention)?);
         let runs = |what: &str, runs: &[SlotRun]| self.gpu.upload(what, runs);
         let writes = |s: usize| -> Result<[wgpu::Buffer; 3]> {
             let side = &plan.sides[s];
@@ -231,23 +225,57 @@ impl KvCache {
                 runs("pack runs", &side.pack)?,
             ])
         };
-        let mut items = BTreeMap::new();
-        for (kind, list) in &plan.segments {
-            items.insert(*kind, self.gpu.upload("work items", list)?);
-        }
+        let rows = u64::from(plan.tokens) * u64::from(self.book.spec().q_heads);
         Ok(Lists {
             writes: [writes(K)?, writes(V)?],
-            items,
             table: self.gpu.upload("page table", &plan.table)?,
-            merges: self.gpu.upload("merges", &plan.merges)?,
-            lse: self
-                .gpu
-                .zeros("lse", u64::from(plan.tokens) * u64::from(q_heads) * 4)?,
+            attention: Mutex::new(BTreeMap::from([(Reach::default(), attention)])),
+            lse: self.gpu.zeros("lse", rows * 4)?,
         })
     }
 
-    fn attention(&self, kind: SegmentKind) -> Result<&AttentionSplit> {
-        let slot = &self.attention[kind.index()];
+    fn new_partials(&self, needed: u32) -> Result<Partials> {
+        // With room to spare, so that decoding does not allocate at every step; at most 2^31.
+        let capacity = needed.next_power_of_two().max(64);
+        let o_bytes = u64::from(capacity) * u64::from(self.book.spec().v_head_dim) * 4;
+        Ok(Partials {
+            capacity,
+            o: self.gpu.zeros("attention partials", o_bytes)?,
+            ml: self
+                .gpu
+                .zeros("attention partial sums", u64::from(capacity) * 8)?,
+        })
+    }
+
+    fn attention_lists(&self, work: &AttentionPlan) -> Result<AttentionLists> {
+        let mut items = BTreeMap::new();
+        for (kind, list) in &work.segments {
+            let buffer = self.gpu.upload("work items", list)?;
+            items.insert(*kind, (buffer, list.len() as u32));
+        }
+        let partials = match &self.partials {
+            Some(kept) if kept.capacity >= work.partials => kept.clone(),
+            _ => self.new_partials(work.partials)?,
+        };
+        Ok(AttentionLists {
+            items,
+            merges: self.gpu.upload("merges", &work.merges)?,
+            partials,
+        })
+    }
+
+    fn merge(&self, output: FloatType) -> Result<&AttentionMerge> {
+        let slot = &self.merge[output as usize];
+        if let Some(kernel) = slot.get() {
+            return Ok(kernel);
+        }
+        let spec = self.book.spec();
+        let kernel = AttentionMerge::plan(&self.gpu, spec.q_heads, spec.v_head_dim, output)?;
+        Ok(slot.get_or_init(|| kernel))
+    }
+
+    fn attention(&self, kind: SegmentKind, q: FloatType) -> Result<&AttentionSplit> {
+        let slot = &self.attention[q as usize][kind.index()];
         if let Some(kernel) = slot.get() {
             return Ok(kernel);
         }
@@ -258,7 +286,7 @@ impl KvCache {
         };
         let (k, v) = (side(K, kind.k_waits), side(V, kind.v_waits));
         let tiling = self.tilings[usize::from(kind.prefill)];
-        let kernel = AttentionSplit::plan(&self.gpu, &k, &v, self.book.spec().q_heads, tiling)?;
+        let kernel = AttentionSplit::plan(&self.gpu, &k, &v, self.book.spec().q_heads, tiling, q)?;
         Ok(slot.get_or_init(|| kernel))
     }
 
@@ -320,10 +348,20 @@ impl KvCache {
 struct Lists {
     /// Per side: direct, wait, pack.
     writes: [[wgpu::Buffer; 3]; 2],
-    items: BTreeMap<SegmentKind, wgpu::Buffer>,
     table: wgpu::Buffer,
-    merges: wgpu::Buffer,
+    /// By how far queries see: layers may differ. Each is made when it is first needed, the causal one with the step.
+    attention: Mutex<BTreeMap<Reach, Arc<AttentionLists>>>,
     lse: wgpu::Buffer,
+}
+
+/// The buffers of attention with one reach.
+#[derive(Debug)]
+struct AttentionLists {
+    /// Work items and their number, by kernel.
+    items: BTreeMap<SegmentKind, (wgpu::Buffer, u32)>,
+    merges: wgpu::Buffer,
+    /// The cache's own, where they are enough.
+    partials: Partials,
 }
 
 /// A planned step. Commands are recorded layer by layer, then the step is committed; dropped, it is taken back.
@@ -463,40 +501,43 @@ impl Step<'_> {
         self.largest_of(plan, pass, layer, (V, v), &self.cache.observed)
     }
 
-    /// Records attention of a layer: f32 queries `[token][query head][channel]` into f32 outputs of the same shape. The
-    /// queries see every token up to their own.
+    /// Records attention of a layer: queries `[token][query head][channel]` into outputs of the same shape, each a buffer of
+    /// f32 or [`Floats::f16`]. Layers may differ in their options.
     ///
     /// # Errors
-    /// [`crate::Error::Limit`]; [`crate::Error::Shader`] where the driver refuses a kernel.
-    pub fn attend(
+    /// Those of [`AttentionOptions::check`]; [`Error::Shape`] for a layer that does not exist and a buffer that is too
+    /// small; [`Error::Limit`]; [`Error::Shader`] where the driver refuses a kernel.
+    pub fn attend<'b>(
         &self,
         pass: &mut wgpu::ComputePass<'_>,
         layer: u32,
-        q: &wgpu::Buffer,
-        output: &wgpu::Buffer,
+        q: impl Into<Floats<'b>>,
+        output: impl Into<Floats<'b>>,
+        options: &AttentionOptions<&wgpu::Buffer>,
     ) -> Result<()> {
-        let (Some(plan), Some(partials)) = (&self.plan, &self.cache.partials) else {
-            return Ok(());
-        };
+        let Some(plan) = &self.plan else { return Ok(()) };
+        let (q, output) = (q.into(), output.into());
         let cache = &*self.cache;
+        let spec = cache.book.spec();
+        options.check()?;
+        check_sinks(options.sinks, spec.q_heads)?;
         self.check_rows(layer, [])?;
-        let heads = u64::from(plan.tokens) * u64::from(cache.book.spec().q_heads) * 4;
-        check_bytes("q bytes", q, heads * u64::from(cache.book.spec().k_head_dim))?;
-        check_bytes(
-            "output bytes",
-            output,
-            heads * u64::from(cache.book.spec().v_head_dim),
-        )?;
+        let heads = u64::from(plan.tokens) * u64::from(spec.q_heads);
+        let bytes = |floats: Floats<'_>, head_dim: u32| heads * u64::from(head_dim * floats.float.bytes());
+        check_bytes("q bytes", q.buffer, bytes(q, spec.k_head_dim))?;
+        check_bytes("output bytes", output.buffer, bytes(output, spec.v_head_dim))?;
+        let lists = self.attention_lists(plan, options.reach())?;
+        let partials = &lists.partials;
         let pools = &cache.layers[layer as usize];
-        for (kind, items) in &plan.segments {
+        for (kind, (items, count)) in &lists.items {
             let side = |s: usize, waits: bool| match (waits, &pools.waiting[s]) {
                 (true, Some(pages)) => pages,
                 _ => &pools.packed[s],
             };
             let buffers = attention_split::Buffers {
-                items: &self.lists.items[kind],
+                items,
                 page_table: &self.lists.table,
-                q,
+                q: q.buffer,
                 k_pages: side(K, kind.k_waits),
                 v_pages: side(V, kind.v_waits),
                 tensor_scales: &cache.tensor_scales,
@@ -504,19 +545,34 @@ impl Step<'_> {
                 partial_ml: &partials.ml,
             };
             let tensor = [layer * 2, layer * 2 + 1];
-            let items = items.len() as u32;
             cache
-                .attention(*kind)?
-                .encode(&cache.gpu, pass, &buffers, items, cache.scale, tensor)?;
+                .attention(*kind, q.float)?
+                .encode(&cache.gpu, pass, &buffers, *count, options, tensor)?;
         }
         let merge = [
-            &self.lists.merges,
+            &lists.merges,
             &partials.o,
             &partials.ml,
-            output,
+            output.buffer,
             &self.lists.lse,
         ];
-        cache.merge.encode(&cache.gpu, pass, merge, plan.tokens)
+        cache
+            .merge(output.float)?
+            .encode(&cache.gpu, pass, merge, options.sinks, plan.tokens)
+    }
+
+    fn attention_lists(&self, plan: &StepPlan, reach: Reach) -> Result<Arc<AttentionLists>> {
+        let mut made = self
+            .lists
+            .attention
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(lists) = made.get(&reach) {
+            return Ok(lists.clone());
+        }
+        let lists = Arc::new(self.cache.attention_lists(&plan.attention_within(reach)?)?);
+        made.insert(reach, lists.clone());
+        Ok(lists)
     }
 
     /// Refuses a layer that the cache lacks and rows that a buffer is too small for.
@@ -567,7 +623,7 @@ fn check_bytes(what: &'static str, buffer: &wgpu::Buffer, needed: u64) -> Result
         what,
         value: buffer.size(),
         limit: format!("the rows of this step take {needed} bytes"),
-        advice: "pass a buffer with a row of f32 for each new token".to_owned(),
+        advice: "pass a buffer with a row for each new token".to_owned(),
     })
 }
 

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::{Error, Result};
+use crate::options::Reach;
 use crate::pages::PageLayout;
 use crate::scales::{GIVEN_SCALE, ScaleLayout};
 use crate::spec::{Pair, Side};
@@ -209,17 +210,111 @@ impl SegmentKind {
 pub struct StepPlan {
     /// What is written, K and V.
     pub sides: [SidePlan; 2],
-    /// Work items of attention, by kernel.
-    pub segments: BTreeMap<SegmentKind, Vec<WorkItem>>,
     /// The page table that work items point into.
     pub table: Vec<TableEntry>,
+    /// New tokens of all sequences: rows of k, v and q.
+    pub tokens: u32,
+    /// The work of causal attention without a window.
+    pub attention: AttentionPlan,
+    /// Query tokens of one workgroup in prefill.
+    token_tile: u32,
+    q_heads: u32,
+    attended: Vec<Attended>,
+    serial: u64,
+}
+
+/// The attention of one step, for every layer with the same reach.
+#[derive(Debug, Clone, Default)]
+pub struct AttentionPlan {
+    /// Work items, by kernel.
+    pub segments: BTreeMap<SegmentKind, Vec<WorkItem>>,
     /// One entry a query token.
     pub merges: Vec<Merge>,
     /// Partials in all.
     pub partials: u32,
-    /// New tokens of all sequences: rows of k, v and q.
-    pub tokens: u32,
-    serial: u64,
+}
+
+/// The new tokens of one sequence and what they attend to, in token order.
+#[derive(Debug, Clone)]
+struct Attended {
+    pieces: Vec<Piece>,
+    new: u32,
+    first_row: u32,
+    first_position: u32,
+}
+
+/// One split of a sequence.
+#[derive(Debug, Clone, Copy)]
+struct Piece {
+    kind: SegmentKind,
+    /// First token and end.
+    tokens: [u32; 2],
+    table: u32,
+    pages: u32,
+    position: u32,
+}
+
+impl StepPlan {
+    /// The work of attention whose queries reach so far: splits times tiles of query tokens, less those in which no
+    /// query sees a token.
+    ///
+    /// # Errors
+    /// [`Error::Limit`] for more partials than one step may have.
+    pub fn attention_within(&self, reach: Reach) -> Result<AttentionPlan> {
+        let mut plan = AttentionPlan::default();
+        for sequence in &self.attended {
+            self.tiles(sequence, reach, &mut plan)?;
+        }
+        Ok(plan)
+    }
+
+    fn tiles(&self, sequence: &Attended, reach: Reach, plan: &mut AttentionPlan) -> Result<()> {
+        let tile = if sequence.new > 1 { self.token_tile } else { 1 };
+        for first in (0..sequence.new).step_by(tile as usize) {
+            let queries = tile.min(sequence.new - first);
+            let query_position = sequence.first_position + first;
+            let own = [query_position, query_position + queries - 1];
+            let seen = sequence
+                .pieces
+                .iter()
+                .filter(|piece| reach.meets(own, piece.tokens));
+            let base = plan.partials;
+            // Checked before any number of a partial is formed: each fits 32 bits then.
+            let most =
+                u64::from(base) + seen.clone().count() as u64 * u64::from(queries) * u64::from(self.q_heads);
+            if most > MAX_PARTIALS {
+                return Err(Error::Limit {
+                    what: "attention partials of one step".to_owned(),
+                    needed: most,
+                    allowed: MAX_PARTIALS,
+                    advice: "split the prompt into chunks".to_owned(),
+                });
+            }
+            let stride = queries * self.q_heads;
+            let mut count = 0;
+            for piece in seen {
+                plan.segments.entry(piece.kind).or_default().push(WorkItem {
+                    table: piece.table,
+                    pages: piece.pages,
+                    position: piece.position,
+                    query: sequence.first_row + first,
+                    queries,
+                    query_position,
+                    partial: base + count * stride,
+                });
+                count += 1;
+            }
+            plan.partials = base + count * stride;
+            let merges = (0..queries).map(|t| Merge {
+                first: base + t * self.q_heads,
+                stride,
+                count,
+                row: sequence.first_row + first + t,
+            });
+            plan.merges.extend(merges);
+        }
+        Ok(())
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -495,6 +590,8 @@ impl Book {
         self.take_back();
         let mut plan = StepPlan {
             serial: serial(),
+            token_tile: token_tile.max(1),
+            q_heads: self.spec.q_heads,
             ..StepPlan::default()
         };
         let mut pending = Pending {
@@ -502,7 +599,7 @@ impl Book {
             ..Pending::default()
         };
         let mut missing = [[0_u64; 2]; 2];
-        let planned = self.plan_all(requests, token_tile.max(1), &mut plan, &mut pending, &mut missing);
+        let planned = self.plan_all(requests, &mut plan, &mut pending, &mut missing);
         self.pending = Some(pending);
         let full = (0..2)
             .flat_map(|s| [(s, Kind::Packed), (s, Kind::Waiting)])
@@ -531,7 +628,6 @@ impl Book {
     fn plan_all(
         &mut self,
         requests: &[(SequenceId, u32)],
-        token_tile: u32,
         plan: &mut StepPlan,
         pending: &mut Pending,
         missing: &mut [[u64; 2]; 2],
@@ -577,9 +673,12 @@ impl Book {
             sequence.len = len as u32;
             plan.tokens = tokens as u32;
             if missing.iter().flatten().all(|&m| m == 0) {
-                self.plan_attention(&sequence, new, first_row, token_tile, plan)?;
+                self.plan_attention(&sequence, new, first_row, plan);
             }
             pending.after.push((id, sequence));
+        }
+        if missing.iter().flatten().all(|&m| m == 0) {
+            plan.attention = plan.attention_within(Reach::default())?;
         }
         Ok(())
     }
@@ -689,27 +788,10 @@ impl Book {
         );
     }
 
-    /// Attention of one sequence's new tokens over all its tokens: ranges by format, cut into splits, times tiles of
-    /// query tokens.
-    fn plan_attention(
-        &self,
-        sequence: &Sequence,
-        new: u32,
-        first_row: u32,
-        token_tile: u32,
-        plan: &mut StepPlan,
-    ) -> Result<()> {
-        let (page_tokens, split, q_heads) =
-            (self.spec.page_tokens, self.spec.split_tokens(), self.spec.q_heads);
+    /// The splits of one sequence, which its new tokens attend to: ranges by format, cut at fixed positions.
+    fn plan_attention(&self, sequence: &Sequence, new: u32, first_row: u32, plan: &mut StepPlan) {
+        let (page_tokens, split) = (self.spec.page_tokens, self.spec.split_tokens());
         let [k, v] = &sequence.sides;
-        let prefill = new > 1;
-        struct Piece {
-            kind: SegmentKind,
-            start: u32,
-            table: u32,
-            pages: u32,
-            position: u32,
-        }
         let mut pieces = Vec::new();
         let cuts = [
             0,
@@ -724,7 +806,7 @@ impl Book {
                 let kind = SegmentKind {
                     k_waits: start >= k.boundary,
                     v_waits: start >= v.boundary,
-                    prefill,
+                    prefill: new > 1,
                 };
                 let table = plan.table.len() as u32;
                 for (place, first, last) in page_ranges(start, end, page_tokens) {
@@ -746,7 +828,7 @@ impl Book {
                 let pages = plan.table.len() as u32 - table;
                 pieces.push(Piece {
                     kind,
-                    start,
+                    tokens: [start, end],
                     table,
                     pages,
                     position: start / page_tokens * page_tokens,
@@ -754,48 +836,12 @@ impl Book {
                 start = end;
             }
         }
-        let tile = if prefill { token_tile } else { 1 };
-        for first in (0..new).step_by(tile as usize) {
-            let queries = tile.min(new - first);
-            let query_position = sequence.len - new + first;
-            let stride = queries * q_heads;
-            let visible = pieces
-                .iter()
-                .take_while(|piece| piece.start < query_position + queries);
-            let mut count = 0;
-            let base = plan.partials;
-            // Checked before any number of a partial is formed: each fits 32 bits then.
-            let most = u64::from(base) + pieces.len() as u64 * u64::from(queries) * u64::from(q_heads);
-            if most > MAX_PARTIALS {
-                return Err(Error::Limit {
-                    what: "attention partials of one step".to_owned(),
-                    needed: most,
-                    allowed: MAX_PARTIALS,
-                    advice: "split the prompt into chunks".to_owned(),
-                });
-            }
-            for piece in visible {
-                plan.segments.entry(piece.kind).or_default().push(WorkItem {
-                    table: piece.table,
-                    pages: piece.pages,
-                    position: piece.position,
-                    query: first_row + first,
-                    queries,
-                    query_position,
-                    partial: base + count * stride,
-                });
-                count += 1;
-            }
-            plan.partials = base + count * stride;
-            let merges = (0..queries).map(|t| Merge {
-                first: base + t * q_heads,
-                stride,
-                count,
-                row: first_row + first + t,
-            });
-            plan.merges.extend(merges);
-        }
-        Ok(())
+        plan.attended.push(Attended {
+            pieces,
+            new,
+            first_row,
+            first_position: sequence.len - new,
+        });
     }
 
     /// Makes a planned step part of the cache. Pages that it frees serve later steps.

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
 
-use super::Listed;
-use crate::error::Result;
+use super::{FloatType, Listed};
+use crate::error::{Error, Result};
 use crate::gpu::{Access, Binding, Gpu, Kernel, binding, fold};
 use crate::shader::Composer;
 
@@ -17,6 +17,8 @@ pub struct Params {
     pub rows: u32,
     /// Query heads.
     pub q_heads: u32,
+    /// 1 where there are sinks.
+    pub sinks: u32,
 }
 
 /// Group 0.
@@ -27,6 +29,7 @@ pub const BINDINGS: &[Binding] = &[
     binding("partial_ml", Access::Read),
     binding("output", Access::Write),
     binding("lse", Access::Write),
+    binding("sinks", Access::Read),
 ];
 
 /// In the list of kernels.
@@ -43,47 +46,85 @@ pub struct AttentionMerge {
     q_heads: u32,
 }
 
-/// Parts and constants.
-pub fn composer(v_head_dim: u32) -> Composer {
+/// Parts and constants for outputs of type `output`.
+pub fn composer(v_head_dim: u32, output: FloatType) -> Composer {
     let mut composer = Composer::new(LISTED.name, LISTED.wgsl);
     composer.set("V_QUADS", v_head_dim / 4);
+    match output {
+        FloatType::F32 => composer.part(
+            "parts/output_f32",
+            include_str!("../../shaders/parts/output_f32.wgsl"),
+        ),
+        FloatType::F16 => composer
+            .part(
+                "parts/output_f16",
+                include_str!("../../shaders/parts/output_f16.wgsl"),
+            )
+            .rounds_small_floats(),
+    };
     composer
 }
 
 impl AttentionMerge {
-    /// Builds the kernel.
+    /// Builds the kernel for outputs of type `output`.
     ///
     /// # Errors
     /// [`crate::Error::Shader`] where the driver refuses it.
-    pub fn plan(gpu: &Gpu, q_heads: u32, v_head_dim: u32) -> Result<AttentionMerge> {
-        let kernel = gpu.kernel(LISTED.name, BINDINGS, &composer(v_head_dim))?;
+    pub fn plan(gpu: &Gpu, q_heads: u32, v_head_dim: u32, output: FloatType) -> Result<AttentionMerge> {
+        let kernel = gpu.kernel(LISTED.name, BINDINGS, &composer(v_head_dim, output))?;
         Ok(AttentionMerge { kernel, q_heads })
     }
 
     /// Records one dispatch over `tokens` query tokens: [`crate::work::Merge`]s, both partial buffers, the output
-    /// ([token, query head, channel]) and the LSE.
+    /// ([token, query head, channel]) and the LSE; and f32 sinks, one for each query head, where there are.
     ///
     /// # Errors
-    /// [`crate::Error::Limit`] for more rows than one dispatch can hold.
+    /// [`Error::Limit`] for more rows than one dispatch can hold, [`Error::Shape`] for too few sinks.
     pub fn encode(
         &self,
         gpu: &Gpu,
         pass: &mut wgpu::ComputePass<'_>,
         [merges, partial_o, partial_ml, output, lse]: [&wgpu::Buffer; 5],
+        sinks: Option<&wgpu::Buffer>,
         tokens: u32,
     ) -> Result<()> {
+        check_sinks(sinks, self.q_heads)?;
         let rows = u64::from(tokens) * u64::from(self.q_heads);
         let [x, y] = fold(LISTED.name, rows)?;
         let params = gpu.uniform(&Params {
             rows: rows as u32,
             q_heads: self.q_heads,
+            sinks: u32::from(sinks.is_some()),
         });
+        // Some buffer must be bound where there are no sinks.
+        let sinks = sinks.unwrap_or(merges);
         self.kernel.encode(
             gpu,
             pass,
-            &[&params, merges, partial_o, partial_ml, output, lse],
+            &[&params, merges, partial_o, partial_ml, output, lse, sinks],
             [x, y, 1],
         );
         Ok(())
     }
+}
+
+/// Refuses a buffer with fewer sinks than query heads, or one that the kernel cannot bind.
+pub(crate) fn check_sinks(sinks: Option<&wgpu::Buffer>, q_heads: u32) -> Result<()> {
+    let Some(sinks) = sinks else { return Ok(()) };
+    if !sinks.usage().contains(wgpu::BufferUsages::STORAGE) {
+        return Err(Error::Usage {
+            asked: "a buffer for sinks".to_owned(),
+            reason: "it was made without the usage STORAGE".to_owned(),
+            advice: "create it with wgpu::BufferUsages::STORAGE".to_owned(),
+        });
+    }
+    if sinks.size() >= u64::from(q_heads) * 4 {
+        return Ok(());
+    }
+    Err(Error::Shape {
+        what: "sinks bytes",
+        value: sinks.size(),
+        limit: format!("the {q_heads} query heads take {} bytes", u64::from(q_heads) * 4),
+        advice: "pass a buffer with one f32 for each query head".to_owned(),
+    })
 }

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{Listed, WG_SIZE};
+use super::{FloatType, Listed, WG_SIZE};
 use crate::error::{Error, Result};
 use crate::gpu::{Access, Binding, Gpu, Kernel, binding, fold};
+use crate::options::AttentionOptions;
 use crate::pages::{PageLayout, heads_ratio};
 use crate::shader::Composer;
 
@@ -24,6 +25,12 @@ pub struct Params {
     pub k_tensor: u32,
     /// Place of V's per-tensor scale.
     pub v_tensor: u32,
+    /// Positions before its own that a query sees.
+    pub back: u32,
+    /// Positions after its own that a query sees.
+    pub ahead: u32,
+    /// Soft cap of the scores; 0 for none.
+    pub softcap: f32,
 }
 
 /// Group 0.
@@ -127,7 +134,7 @@ pub struct Buffers<'a> {
     pub items: &'a wgpu::Buffer,
     /// [`crate::work::TableEntry`]s.
     pub page_table: &'a wgpu::Buffer,
-    /// f32 queries, [token, query head, channel].
+    /// Queries of the kernel's type, [token, query head, channel].
     pub q: &'a wgpu::Buffer,
     /// K pool.
     pub k_pages: &'a wgpu::Buffer,
@@ -147,10 +154,11 @@ pub struct AttentionSplit {
     kernel: Arc<Kernel>,
     columns: u32,
     q_heads: u32,
+    k_head_dim: u32,
 }
 
-/// Parts and constants for `ratio` query heads a KV head.
-pub fn composer(k: &PageLayout, v: &PageLayout, ratio: u32, tiling: Tiling) -> Composer {
+/// Parts and constants for `ratio` query heads a KV head and queries of type `q`.
+pub fn composer(k: &PageLayout, v: &PageLayout, ratio: u32, tiling: Tiling, q: FloatType) -> Composer {
     let mut composer = Composer::new(LISTED.name, LISTED.wgsl);
     composer
         .reads_side("k", k)
@@ -158,11 +166,17 @@ pub fn composer(k: &PageLayout, v: &PageLayout, ratio: u32, tiling: Tiling) -> C
         .set("RATIO", ratio)
         .set("HEAD_TILE", tiling.head_tile)
         .set("TOKEN_TILE", tiling.token_tile);
+    match q {
+        FloatType::F32 => composer.part("parts/q_f32", include_str!("../../shaders/parts/q_f32.wgsl")),
+        FloatType::F16 => composer
+            .part("parts/q_f16", include_str!("../../shaders/parts/q_f16.wgsl"))
+            .widens_f16(),
+    };
     composer
 }
 
 impl AttentionSplit {
-    /// Builds the kernel for one pair of page geometries.
+    /// Builds the kernel for one pair of page geometries and queries of type `q`.
     ///
     /// # Errors
     /// [`Error::Shape`] for a head ratio outside 1..=16 or pages of different length, those of [`Tiling::check`], and
@@ -173,6 +187,7 @@ impl AttentionSplit {
         v: &PageLayout,
         q_heads: u32,
         tiling: Tiling,
+        q: FloatType,
     ) -> Result<AttentionSplit> {
         let ratio = heads_ratio(q_heads, k.heads)?;
         tiling.check(k)?;
@@ -187,35 +202,42 @@ impl AttentionSplit {
                 advice: "use one page length and one number of KV heads for both sides".to_owned(),
             });
         }
-        let kernel = gpu.kernel(LISTED.name, BINDINGS, &composer(k, v, ratio, tiling))?;
+        let kernel = gpu.kernel(LISTED.name, BINDINGS, &composer(k, v, ratio, tiling, q))?;
         Ok(AttentionSplit {
             kernel,
             columns: k.heads * ratio.div_ceil(tiling.head_tile),
             q_heads,
+            k_head_dim: k.head_dim,
         })
     }
 
     /// Records one dispatch over `items` work items; `tensor` are the places of K's and V's per-tensor scales.
+    /// Sinks are the merge's business.
     ///
     /// # Errors
-    /// [`Error::Limit`] for more items than one dispatch can hold.
+    /// [`Error::Limit`] for more items than one dispatch can hold; those of [`AttentionOptions::check`].
     pub fn encode(
         &self,
         gpu: &Gpu,
         pass: &mut wgpu::ComputePass<'_>,
         buffers: &Buffers<'_>,
         items: u32,
-        scale: f32,
+        options: &AttentionOptions<impl Sized>,
         tensor: [u32; 2],
     ) -> Result<()> {
+        options.check()?;
         let [x, y] = fold(LISTED.name, u64::from(items))?;
         let [k_tensor, v_tensor] = tensor;
+        let reach = options.reach();
         let params = gpu.uniform(&Params {
             items,
             q_heads: self.q_heads,
-            scale,
+            scale: options.score_scale(self.k_head_dim) as f32,
             k_tensor,
             v_tensor,
+            back: reach.back,
+            ahead: reach.ahead,
+            softcap: options.softcap.unwrap_or(0.0),
         });
         let b = buffers;
         let bound = [

@@ -60,6 +60,50 @@ pub(crate) fn groups_for(kernel: &str, invocations: u64) -> Result<[u32; 3]> {
     Ok([x, y, 1])
 }
 
+/// The type of numbers that attention reads as queries, or writes as outputs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum FloatType {
+    /// binary32.
+    #[default]
+    F32,
+    /// binary16, two to a word.
+    F16,
+}
+
+impl FloatType {
+    /// Bytes of a number.
+    pub fn bytes(self) -> u32 {
+        match self {
+            FloatType::F32 => 4,
+            FloatType::F16 => 2,
+        }
+    }
+}
+
+/// A buffer of queries or outputs, `[token][head][channel]`. A buffer alone holds f32.
+#[derive(Debug, Clone, Copy)]
+pub struct Floats<'a> {
+    /// The buffer.
+    pub buffer: &'a wgpu::Buffer,
+    /// The type of its numbers.
+    pub float: FloatType,
+}
+
+impl<'a> Floats<'a> {
+    /// A buffer of binary16.
+    pub fn f16(buffer: &'a wgpu::Buffer) -> Floats<'a> {
+        let float = FloatType::F16;
+        Floats { buffer, float }
+    }
+}
+
+impl<'a> From<&'a wgpu::Buffer> for Floats<'a> {
+    fn from(buffer: &'a wgpu::Buffer) -> Floats<'a> {
+        let float = FloatType::F32;
+        Floats { buffer, float }
+    }
+}
+
 /// Where a row's numbers lie in the source buffer of `quantize`, in elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowStrides {
@@ -105,7 +149,6 @@ pub fn catalogue(kv_heads: u32, head_dim: u32, ratio: u32, tokens: u32) -> Resul
     let mut all = vec![
         ("amax".to_owned(), amax::composer()),
         ("tensor_scale".to_owned(), tensor_scale::composer(Element::E4m3)),
-        ("attention_merge".to_owned(), attention_merge::composer(head_dim)),
     ];
     let mut add = |name: String, composer| {
         let plain: String = name
@@ -114,6 +157,12 @@ pub fn catalogue(kv_heads: u32, head_dim: u32, ratio: u32, tokens: u32) -> Resul
             .collect();
         all.push((plain, composer));
     };
+    for float in [FloatType::F32, FloatType::F16] {
+        add(
+            format!("attention_merge {float:?} output"),
+            attention_merge::composer(head_dim, float),
+        );
+    }
     for page in pages(named.iter().chain(&others).copied().collect())? {
         let side = page.side;
         add(format!("dequantize {side}"), dequantize::composer(&page));
@@ -147,7 +196,10 @@ pub fn catalogue(kv_heads: u32, head_dim: u32, ratio: u32, tokens: u32) -> Resul
             for (tile, prefill) in [("decode", false), ("prefill", true)] {
                 let tiling = attention_split::Tiling::new(&k, ratio, prefill);
                 let name = format!("attention_split {} {} {tile}", k.side, v.side);
-                add(name, attention_split::composer(&k, &v, ratio, tiling));
+                add(
+                    name,
+                    attention_split::composer(&k, &v, ratio, tiling, FloatType::F32),
+                );
             }
         }
     }
@@ -162,7 +214,7 @@ pub fn catalogue(kv_heads: u32, head_dim: u32, ratio: u32, tokens: u32) -> Resul
             let tiling = attention_split::Tiling::new(k, ratio, true);
             add(
                 format!("attention_split {} {}", k.side, v.side),
-                attention_split::composer(k, v, ratio, tiling),
+                attention_split::composer(k, v, ratio, tiling, FloatType::F32),
             );
         }
     }
@@ -170,7 +222,14 @@ pub fn catalogue(kv_heads: u32, head_dim: u32, ratio: u32, tokens: u32) -> Resul
         let tiling = attention_split::Tiling::new(&page, ratio, true);
         add(
             format!("attention_split {}", page.side),
-            attention_split::composer(&page, &page, ratio, tiling),
+            attention_split::composer(&page, &page, ratio, tiling, FloatType::F32),
+        );
+    }
+    for page in pages(named)? {
+        let tiling = attention_split::Tiling::new(&page, ratio, false);
+        add(
+            format!("attention_split {} f16 queries", page.side),
+            attention_split::composer(&page, &page, ratio, tiling, FloatType::F16),
         );
     }
     Ok(all)

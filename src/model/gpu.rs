@@ -5,6 +5,7 @@ use super::{Backend, Config, EPSILON, Matrix, Model, Weights, forward};
 use crate::cache::{CacheSpec, KvCache, SequenceId, Step};
 use crate::error::Result;
 use crate::gpu::Gpu;
+use crate::options::AttentionOptions;
 
 /// A tensor in a buffer of f32, `[row][column]`.
 #[derive(Debug)]
@@ -205,7 +206,9 @@ impl Backend for Run<'_, '_> {
             self.step.calibrate(self.pass, layer, &k.buffer, &v.buffer)?;
         }
         self.step.append(self.pass, layer, &k.buffer, &v.buffer)?;
-        self.step.attend(self.pass, layer, &q.buffer, &output.buffer)?;
+        let options = AttentionOptions::default();
+        self.step
+            .attend(self.pass, layer, &q.buffer, &output.buffer, &options)?;
         Ok(output)
     }
 }

@@ -3,6 +3,7 @@
 use super::{Backend, Config, EPSILON, Matrix, Model, Weights, forward};
 use crate::cache::{CacheSpec, SequenceId, StepPlan};
 use crate::error::Result;
+use crate::options::AttentionOptions;
 use crate::reference::ReferenceCache;
 
 /// The model with a cache.
@@ -169,8 +170,8 @@ impl Backend for Run<'_> {
         (self.rows)(layer, [&mut k, &mut v]);
         let rounded = |rows: Vec<f64>| rows.into_iter().map(|x| x as f32).collect::<Vec<_>>();
         self.cache.append(self.plan, layer, &rounded(k), &rounded(v))?;
-        let scale = 1.0 / f64::from(self.config.head_dim).sqrt();
-        let (values, _) = self.cache.attend(self.plan, layer, &q.values, scale)?;
+        let options = AttentionOptions::default();
+        let (values, _) = self.cache.attend(self.plan, layer, &q.values, &options)?;
         Ok(Matrix { values, ..*q })
     }
 }

@@ -1,17 +1,18 @@
+use crate::options::AttentionOptions;
 use crate::pages::PageLayout;
 use crate::work::{TableEntry, WorkItem};
 
 /// What attention knows besides its work lists.
 #[derive(Debug, Clone, Copy)]
-pub struct AttentionShape {
+pub struct AttentionShape<'a> {
     /// Geometry of K pages.
     pub k: PageLayout,
     /// Geometry of V pages.
     pub v: PageLayout,
     /// Query heads; query head h reads KV head h / (q_heads / kv_heads).
     pub q_heads: u32,
-    /// Factor of the scores before the softmax.
-    pub scale: f64,
+    /// Mask, soft cap, scale. Sinks are the merge's business.
+    pub options: AttentionOptions<&'a [f32]>,
     /// Per-tensor scale of K, where there is one.
     pub k_tensor_scale: f32,
     /// Per-tensor scale of V, where there is one.
@@ -42,7 +43,7 @@ impl Partials {
 
 /// Attention of each work item over its pages, straight from the packed words. `q` is `[token][query head][channel]`.
 pub fn attention_split(
-    shape: &AttentionShape,
+    shape: &AttentionShape<'_>,
     items: &[WorkItem],
     table: &[TableEntry],
     q: &[f64],
@@ -52,6 +53,7 @@ pub fn attention_split(
 ) {
     let (k_dim, v_dim) = (shape.k.head_dim, shape.v.head_dim);
     let ratio = shape.q_heads / shape.k.heads;
+    let (options, scale) = (&shape.options, shape.options.score_scale(k_dim));
     for item in items {
         for token in 0..item.queries {
             for q_head in 0..shape.q_heads {
@@ -62,12 +64,17 @@ pub fn attention_split(
                     let entry = &table[(item.table + i) as usize];
                     let k_page = &k_pages[shape.k.range(entry.k_page)];
                     for slot in entry.first..entry.last {
-                        if item.position + i * shape.k.tokens + slot > item.query_position + token {
+                        let position = u64::from(item.position + i * shape.k.tokens + slot);
+                        let query = u64::from(item.query_position + token);
+                        let later = options.causal && position > query;
+                        if later || options.window.is_some_and(|w| position + u64::from(w) <= query) {
                             continue;
                         }
                         let k = |c| f64::from(shape.k.number(k_page, slot, head, c, shape.k_tensor_scale));
                         let dot: f64 = (0..k_dim).map(|c| q[row + c as usize] * k(c)).sum();
-                        seen.push((entry, slot, dot * shape.scale));
+                        let score = dot * scale;
+                        let capped = |cap: f32| f64::from(cap) * (score / f64::from(cap)).tanh();
+                        seen.push((entry, slot, options.softcap.map_or(score, capped)));
                     }
                 }
                 let partial = (item.partial + token * shape.q_heads + q_head) as usize;

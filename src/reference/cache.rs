@@ -6,6 +6,7 @@ use super::{
 use crate::cache::{Book, CacheSpec, K, SequenceId, StepPlan, TensorScales, V};
 use crate::error::{Error, Result};
 use crate::formats::Element;
+use crate::options::{AttentionOptions, Reach};
 use crate::pages::PageLayout;
 use crate::scales::ScaleLayout;
 use crate::work::{SlotRun, Status};
@@ -157,14 +158,37 @@ impl ReferenceCache {
     /// Attends with the step's queries, `[token][query head][channel]`: outputs of the same shape, and the LSE.
     ///
     /// # Errors
-    /// [`Error::Shape`] for a layer that does not exist or queries that are too few.
-    pub fn attend(&self, plan: &StepPlan, layer: u32, q: &[f64], scale: f64) -> Result<(Vec<f64>, Vec<f64>)> {
+    /// Those of [`AttentionOptions::check`]; [`Error::Shape`] for a layer that does not exist, and for queries or
+    /// sinks that are too few; [`Error::Limit`].
+    pub fn attend(
+        &self,
+        plan: &StepPlan,
+        layer: u32,
+        q: &[f64],
+        options: &AttentionOptions<&[f32]>,
+    ) -> Result<(Vec<f64>, Vec<f64>)> {
+        options.check()?;
         self.book.check_layer(layer)?;
         let (spec, geometry) = (self.book.spec(), self.book.geometry());
         check_len("q numbers", q.len(), plan.tokens, spec.q_heads * spec.k_head_dim)?;
         let pools = &self.layers[layer as usize];
-        let mut partials = Partials::new(plan.partials as usize, spec.v_head_dim);
-        for (kind, items) in &plan.segments {
+        if let Some(few) = options.sinks.filter(|sinks| sinks.len() < spec.q_heads as usize) {
+            return Err(Error::Shape {
+                what: "sinks",
+                value: few.len() as u64,
+                limit: format!("there are {} query heads", spec.q_heads),
+                advice: "give one for each query head".to_owned(),
+            });
+        }
+        let made;
+        let work = if options.reach() == Reach::default() {
+            &plan.attention
+        } else {
+            made = plan.attention_within(options.reach())?;
+            &made
+        };
+        let mut partials = Partials::new(work.partials as usize, spec.v_head_dim);
+        for (kind, items) in &work.segments {
             let side = |s: usize, waits: bool| match (waits, geometry.waiting[s]) {
                 (true, Some(page)) => (page, &pools.waiting[s]),
                 _ => (geometry.packed[s], &pools.packed[s]),
@@ -175,7 +199,7 @@ impl ReferenceCache {
                 k,
                 v,
                 q_heads: spec.q_heads,
-                scale,
+                options: *options,
                 k_tensor_scale,
                 v_tensor_scale,
             };
@@ -184,9 +208,10 @@ impl ReferenceCache {
         let rows = plan.tokens as usize * spec.q_heads as usize;
         let (mut output, mut lse) = (vec![0.0; rows * spec.v_head_dim as usize], vec![0.0; rows]);
         attention_merge(
-            &plan.merges,
+            &work.merges,
             spec.q_heads,
             spec.v_head_dim,
+            options.sinks,
             &partials,
             &mut output,
             &mut lse,

@@ -3,8 +3,10 @@
 
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
+use crate::kernels::FloatType;
 use crate::kernels::attention_merge::AttentionMerge;
 use crate::kernels::attention_split::{AttentionSplit, Buffers, Tiling};
+use crate::options::AttentionOptions;
 use crate::pages::{PageLayout, heads_ratio};
 use crate::reference::{self, AttentionShape, Partials};
 use crate::work::{Merge, SlotRun, Status, TableEntry, WorkItem, slot_runs};
@@ -31,8 +33,12 @@ pub struct Fixture {
     pub v: PageLayout,
     /// Query heads.
     pub q_heads: u32,
-    /// Factor of the scores.
-    pub scale: f32,
+    /// Mask, soft cap, scale and sinks; the default at first.
+    pub options: AttentionOptions<Vec<f32>>,
+    /// The type in which the GPU reads queries. f16 rounds them for all alike.
+    pub q_float: FloatType,
+    /// The type in which the GPU writes outputs.
+    pub output_float: FloatType,
     /// Words of the K pool; dead slots are poisoned.
     pub k_pages: Vec<u32>,
     /// Words of the V pool; dead slots are poisoned.
@@ -149,7 +155,9 @@ impl Fixture {
             k,
             v,
             q_heads,
-            scale: (1.0 / f64::from(k.head_dim).sqrt()) as f32,
+            options: AttentionOptions::default(),
+            q_float: FloatType::F32,
+            output_float: FloatType::F32,
             k_pages: Vec::new(),
             v_pages: Vec::new(),
             tensor_scales: [0.0; 2],
@@ -221,17 +229,26 @@ impl Fixture {
         }
     }
 
+    /// The queries as attention reads them.
+    fn queries(&self) -> Vec<f32> {
+        let rounded = |&x: &f32| match self.q_float {
+            FloatType::F32 => x,
+            FloatType::F16 => half::f16::from_f32(x).to_f32(),
+        };
+        self.q.iter().map(rounded).collect()
+    }
+
     /// The CPU reference's answer, in f64.
     pub fn reference(&self) -> Outputs {
         let shape = AttentionShape {
             k: self.k,
             v: self.v,
             q_heads: self.q_heads,
-            scale: f64::from(self.scale),
+            options: self.options.map_sinks(Vec::as_slice),
             k_tensor_scale: self.tensor_scales[0],
             v_tensor_scale: self.tensor_scales[1],
         };
-        let q: Vec<f64> = self.q.iter().map(|&x| f64::from(x)).collect();
+        let q: Vec<f64> = self.queries().into_iter().map(f64::from).collect();
         let mut partials = Partials::new(self.partials as usize, self.v.head_dim);
         reference::attention_split(
             &shape,
@@ -251,6 +268,7 @@ impl Fixture {
             &self.merges,
             self.q_heads,
             self.v.head_dim,
+            shape.options.sinks,
             &partials,
             &mut outputs.output,
             &mut outputs.lse,
@@ -263,8 +281,8 @@ impl Fixture {
     /// # Errors
     /// What the kernels and the device report.
     pub fn gpu(&self, gpu: &Gpu) -> Result<Outputs> {
-        let split = AttentionSplit::plan(gpu, &self.k, &self.v, self.q_heads, self.tiling)?;
-        let merge = AttentionMerge::plan(gpu, self.q_heads, self.v.head_dim)?;
+        let split = AttentionSplit::plan(gpu, &self.k, &self.v, self.q_heads, self.tiling, self.q_float)?;
+        let merge = AttentionMerge::plan(gpu, self.q_heads, self.v.head_dim, self.output_float)?;
         let rows = self.merges.len() * self.q_heads as usize;
         let numbers = rows * self.v.head_dim as usize;
         let nan = |count: usize| vec![f32::NAN; count];
@@ -274,7 +292,15 @@ impl Fixture {
             gpu.upload("page table", &self.table)?,
         ];
         let merges = gpu.upload("merges", &self.merges)?;
-        let q = gpu.upload("q", &self.q)?;
+        let q = match self.q_float {
+            FloatType::F32 => gpu.upload("q", &self.q)?,
+            FloatType::F16 => {
+                let bits = self.q.iter().map(|&x| half::f16::from_f32(x).to_bits());
+                gpu.upload("q", &bits.collect::<Vec<u16>>())?
+            }
+        };
+        let sinks = self.options.sinks.as_ref();
+        let sinks = sinks.map(|sinks| gpu.upload("sinks", sinks)).transpose()?;
         let [k, v] = [
             gpu.upload("K pages", &self.k_pages)?,
             gpu.upload("V pages", &self.v_pages)?,
@@ -303,11 +329,11 @@ impl Fixture {
                 &mut pass,
                 &buffers,
                 self.items.len() as u32,
-                self.scale,
+                &self.options,
                 [0, 1],
             )?;
             let buffers = [&merges, &partial_o, &partial_ml, &output, &lse];
-            merge.encode(gpu, &mut pass, buffers, self.merges.len() as u32)
+            merge.encode(gpu, &mut pass, buffers, sinks.as_ref(), self.merges.len() as u32)
         })?;
         let read = |what: &str, buffer: &wgpu::Buffer, count: usize| -> Result<Vec<f64>> {
             Ok(gpu
@@ -316,46 +342,64 @@ impl Fixture {
                 .map(f64::from)
                 .collect())
         };
+        let output = match self.output_float {
+            FloatType::F32 => read("output", &output, numbers)?,
+            FloatType::F16 => {
+                let bits = gpu.read::<u16>("output", &output, numbers)?;
+                let value = |bits| f64::from(half::f16::from_bits(bits).to_f32());
+                bits.into_iter().map(value).collect()
+            }
+        };
         Ok(Outputs {
-            output: read("output", &output, numbers)?,
+            output,
             lse: read("lse", &lse, rows)?,
         })
     }
 
     /// Compares with the reference. The bound of each query row is twice the error of a plain f32 attention over the same
     /// dequantised values plus 4e-6 x max|V|: exp is up to 26 ulp off on software drivers. The LSE may be off by as
-    /// much relative to 1 + its magnitude. NaN fails.
+    /// much relative to 1 + its magnitude. A soft cap leaves scores of up to its size, each with an error of some ulp, which
+    /// moves every weight by as much; f16 outputs are rounded once more. NaN fails.
     pub fn compare(&self, got: &Outputs, reference: &Outputs) -> Comparison {
         let v_dim = self.v.head_dim as usize;
+        let cap_error = f64::from(self.options.softcap.unwrap_or(0.0)) * 1e-6;
+        let queries = self.queries();
         let mut comparison = Comparison::default();
         for row in 0..got.lse.len() {
-            let (plain, max_v) = self.plain_f32(row);
+            let (plain, max_v) = self.plain_f32(row, &queries);
             let wanted = &reference.output[row * v_dim..][..v_dim];
             let plain_error = wanted
                 .iter()
                 .zip(&plain)
                 .map(|(a, &b)| (a - f64::from(b)).abs())
                 .fold(0.0, f64::max);
-            let bound = 2.0 * plain_error + 4e-6 * max_v;
+            let bound = 2.0 * plain_error + (4e-6 + cap_error) * max_v;
             for (a, b) in got.output[row * v_dim..].iter().zip(wanted) {
-                comparison.judge((a - b).abs(), bound);
+                let rounding = match self.output_float {
+                    FloatType::F32 => 0.0,
+                    FloatType::F16 => (b.abs() * 2.0_f64.powi(-11)).max(2.0_f64.powi(-25)),
+                };
+                comparison.judge((a - b).abs(), bound + rounding);
             }
             let (a, b) = (got.lse[row], reference.lse[row]);
             if a == b {
                 comparison.judge(0.0, 1.0);
             } else {
-                comparison.judge((a - b).abs(), 4e-6 * (1.0 + b.abs()));
+                comparison.judge((a - b).abs(), 4e-6 * (1.0 + b.abs()) + cap_error);
             }
         }
         comparison
     }
 
     /// Plain attention of one query row in f32, over the dequantised values; and max|V|.
-    fn plain_f32(&self, row: usize) -> (Vec<f32>, f64) {
+    fn plain_f32(&self, row: usize, queries: &[f32]) -> (Vec<f32>, f64) {
         let (token, head) = (row / self.q_heads as usize, row as u32 % self.q_heads);
         let kv_head = head / (self.q_heads / self.k.heads);
         let k_dim = self.k.head_dim as usize;
-        let q = &self.q[row * k_dim..][..k_dim];
+        let q = &queries[row * k_dim..][..k_dim];
+        let options = &self.options;
+        let scale = options.score_scale(self.k.head_dim) as f32;
+        let capped = |score: f32| options.softcap.map_or(score, |cap| cap * (score / cap).tanh());
         let words = |pages: &[u32], id: u32, page: &PageLayout| {
             let at = (id * page.words) as usize;
             pages[at..at + page.words as usize].to_vec()
@@ -366,20 +410,23 @@ impl Fixture {
             if !tokens.contains(&token) {
                 continue;
             }
-            let limit = item.query_position + (token as u32 - item.query);
+            let own = item.query_position + (token as u32 - item.query);
             for i in 0..item.pages {
                 let entry = self.table[(item.table + i) as usize];
                 let k_page = words(&self.k_pages, entry.k_page, &self.k);
                 let v_page = words(&self.v_pages, entry.v_page, &self.v);
                 for slot in entry.first..entry.last {
-                    if item.position + i * self.k.tokens + slot > limit {
+                    let at = item.position + i * self.k.tokens + slot;
+                    let early = options.window.is_some_and(|w| at.saturating_add(w) <= own);
+                    if early || options.causal && at > own {
                         continue;
                     }
                     let k = |c: usize| {
                         self.k
                             .number(&k_page, slot, kv_head, c as u32, self.tensor_scales[0])
                     };
-                    scores.push(q.iter().enumerate().map(|(c, x)| x * k(c)).sum::<f32>() * self.scale);
+                    let dot = q.iter().enumerate().map(|(c, x)| x * k(c)).sum::<f32>();
+                    scores.push(capped(dot * scale));
                     let v = |c| self.v.number(&v_page, slot, kv_head, c, self.tensor_scales[1]);
                     let value: Vec<f32> = (0..self.v.head_dim).map(v).collect();
                     max_v = value.iter().fold(max_v, |m, x| m.max(f64::from(x.abs())));
@@ -387,9 +434,10 @@ impl Fixture {
                 }
             }
         }
-        let m = scores.iter().fold(f32::MIN, |m, &s| m.max(s));
+        let sink = options.sinks.as_ref().map(|sinks| sinks[head as usize]);
+        let m = scores.iter().fold(sink.unwrap_or(f32::MIN), |m, &s| m.max(s));
         let p: Vec<f32> = scores.iter().map(|s| (s - m).exp()).collect();
-        let l: f32 = p.iter().sum();
+        let l: f32 = p.iter().sum::<f32>() + sink.map_or(0.0, |sink| (sink - m).exp());
         let sum = |c: usize| p.iter().zip(&values).map(|(p, v)| p * v[c]).sum::<f32>();
         let output = |c| if l == 0.0 { 0.0 } else { sum(c) / l };
         ((0..self.v.head_dim as usize).map(output).collect(), max_v)

@@ -39,6 +39,8 @@ use std::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
+use crate::kernels::FloatType;
+use crate::options::AttentionOptions;
 use crate::pages::PageLayout;
 use crate::spec::{Pair, Side, TABLE};
 use crate::{kernels, model};
@@ -127,6 +129,14 @@ pub fn run(
                     let started = Instant::now();
                     add(&pair.to_string(), started, attention_outcome(gpu, pair)?);
                 }
+                // Options change nothing about formats: the first pair and the last stand for all.
+                let mut with_options: Vec<_> = pairs.first().into_iter().chain(pairs.last()).collect();
+                with_options.dedup();
+                for &pair in with_options {
+                    let started = Instant::now();
+                    let format = format!("{pair}, options");
+                    add(&format, started, options_outcome(gpu, pair)?);
+                }
             }
             "attention_merge" => {
                 let started = Instant::now();
@@ -205,6 +215,46 @@ fn attention_outcome(gpu: &Gpu, pair: Pair) -> Result<Outcome> {
             comparison,
             &format!("{heads} heads of {head_dim}, ratio {ratio}, prefill {prefill}"),
         );
+    }
+    Ok(outcome)
+}
+
+/// Attention of one pair with every option at once, and some apart: f16 queries and outputs, sliding windows shorter than
+/// a page and longer than a split, soft cap, sinks, scale, not causal.
+fn options_outcome(gpu: &Gpu, pair: Pair) -> Result<Outcome> {
+    let mut outcome = Outcome::default();
+    let (heads, ratio, tokens) = (2, 3, pair.default_page_tokens());
+    let pages = [
+        PageLayout::new(pair.k, heads, 40, tokens)?,
+        PageLayout::new(pair.v, heads, 40, tokens)?,
+    ];
+    let lengths = [0, 1, tokens + 1, 300];
+    let sequences = random_sequences(&pages, heads * ratio, &lengths, 5);
+    let mut fixture = Fixture::new(pages, heads * ratio, &sequences, 2 * tokens, false)?;
+    let sinks: Vec<f32> = (0..heads * ratio).map(|head| head as f32 - 2.0).collect();
+    let all = AttentionOptions {
+        causal: true,
+        window: Some(7),
+        softcap: Some(20.0),
+        scale: Some(0.3),
+        sinks: Some(sinks),
+    };
+    let windowed = AttentionOptions {
+        window: Some(2 * tokens + 3),
+        ..AttentionOptions::default()
+    };
+    let open = AttentionOptions {
+        causal: false,
+        ..AttentionOptions::default()
+    };
+    for (options, float) in [
+        (all, FloatType::F16),
+        (windowed, FloatType::F16),
+        (open, FloatType::F32),
+    ] {
+        let what = format!("{float:?}, {options:?}");
+        (fixture.q_float, fixture.output_float, fixture.options) = (float, float, options);
+        outcome.add(fixture.compare(&fixture.gpu(gpu)?, &fixture.reference()), &what);
     }
     Ok(outcome)
 }

@@ -3,6 +3,7 @@
 use kvpack::cache::{CacheSpec, K, KvCache, PagesInUse, SequenceId, TensorScales, V};
 use kvpack::formats::Element;
 use kvpack::gpu::{Gpu, Selection};
+use kvpack::options::AttentionOptions;
 use kvpack::reference::ReferenceCache;
 use kvpack::scales::ScaleType;
 use kvpack::spec::{Pair, Side};
@@ -327,7 +328,7 @@ fn attention_crosses_the_boundary_between_packed_and_waiting_tokens() {
             gpu.submit("attention", |encoder| {
                 let mut pass = encoder.begin_compute_pass(&Default::default());
                 step.append(&mut pass, 0, &buffers[0], &buffers[1])?;
-                step.attend(&mut pass, 0, &buffers[2], &output)
+                step.attend(&mut pass, 0, &buffers[2], &output, &AttentionOptions::default())
             })
             .unwrap();
             let lse: Vec<f32> = gpu
@@ -340,11 +341,11 @@ fn attention_crosses_the_boundary_between_packed_and_waiting_tokens() {
             ReferenceCache::append(&mut reference, &plan, 0, &k, &v).unwrap();
             let q: Vec<f64> = q.into_iter().map(f64::from).collect();
             let (expected, expected_lse) = reference
-                .attend(&plan, 0, &q, 1.0 / f64::from(HEAD_DIMS[K]).sqrt())
+                .attend(&plan, 0, &q, &AttentionOptions::default())
                 .unwrap();
             let waits = (
-                plan.segments.keys().any(|kind| kind.k_waits),
-                plan.segments.keys().any(|kind| kind.v_waits),
+                plan.attention.segments.keys().any(|kind| kind.k_waits),
+                plan.attention.segments.keys().any(|kind| kind.v_waits),
             );
             reference.book_mut().commit(plan).unwrap();
             if window > 0 {
@@ -812,7 +813,7 @@ fn lng_09_decoding_allocates_nothing_that_stays() {
         gpu.submit("decode", |encoder| {
             let mut pass = encoder.begin_compute_pass(&Default::default());
             planned.append(&mut pass, 0, &rows[0], &rows[1])?;
-            planned.attend(&mut pass, 0, &rows[2], &output)
+            planned.attend(&mut pass, 0, &rows[2], &output, &AttentionOptions::default())
         })
         .unwrap();
         planned.commit().unwrap();

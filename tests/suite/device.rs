@@ -4,6 +4,7 @@ use kvpack::Error;
 use kvpack::cache::{Book, CacheSpec, KvCache, TensorScales};
 use kvpack::drift::{Convention, Device, DriftOptions, Mode};
 use kvpack::gpu::{Gpu, Selection, adapters};
+use kvpack::options::AttentionOptions;
 use kvpack::spec::Side;
 use kvpack::validate::Random;
 use kvpack::wgpu;
@@ -191,7 +192,7 @@ fn dev_12_no_page_beyond_a_pool_is_ever_named() {
                         .iter()
                         .all(|e| e.k_page < 7 && e.v_page < 7 && e.first < e.last && e.last <= 64)
                 );
-                let items = plan.segments.values().flatten();
+                let items = plan.attention.segments.values().flatten();
                 assert!(
                     items
                         .clone()
@@ -364,7 +365,7 @@ fn buffers_that_kernels_cannot_bind_are_refused_on_the_host() {
         Err(Error::Shape { what: "layer", .. })
     ));
     assert!(matches!(
-        step.attend(&mut pass, 0, &small, &good),
+        step.attend(&mut pass, 0, &small, &good, &AttentionOptions::default()),
         Err(Error::Shape { what: "q bytes", .. })
     ));
     step.append(&mut pass, 0, &good, &good).unwrap();

@@ -14,7 +14,7 @@ use kvpack::Error;
 use kvpack::gpu::{Access, Binding};
 use kvpack::kernels::attention_split::{AttentionSplit, Tiling};
 use kvpack::kernels::{
-    self, Listed, amax, attention_merge, attention_split, dequantize, quantize, tensor_scale,
+    self, FloatType, Listed, amax, attention_merge, attention_split, dequantize, quantize, tensor_scale,
 };
 use kvpack::model::kernels as model_kernels;
 use kvpack::pages::PageLayout;
@@ -354,8 +354,10 @@ macro_rules! host_struct {
 fn params_of(kernel: &str) -> HostStruct {
     match kernel {
         "amax" => host_struct!(amax::Params: numbers offset slot),
-        "attention_merge" => host_struct!(attention_merge::Params: rows q_heads),
-        "attention_split" => host_struct!(attention_split::Params: items q_heads scale k_tensor v_tensor),
+        "attention_merge" => host_struct!(attention_merge::Params: rows q_heads sinks),
+        "attention_split" => {
+            host_struct!(attention_split::Params: items q_heads scale k_tensor v_tensor back ahead softcap)
+        }
         "dequantize" => host_struct!(dequantize::Params: runs side_tensor),
         "quantize" | "quantize_group" => {
             host_struct!(quantize::Params: runs row_offset row_stride head_stride side_tensor)
@@ -701,7 +703,7 @@ fn dev_06_workgroup_memory_above_the_default_limit() {
             for prefill in [false, true] {
                 let tiling = Tiling::new(&k, ratio, prefill);
                 tiling.check(&k).map_err(|e| e.to_string())?;
-                let text = attention_split::composer(&k, &k, ratio, tiling)
+                let text = attention_split::composer(&k, &k, ratio, tiling, FloatType::F32)
                     .compose(Target::Naga)
                     .unwrap();
                 let (module, _) = parse(&text)?;
@@ -730,13 +732,14 @@ fn dev_06_workgroup_memory_above_the_default_limit() {
             head_tile: 16,
             token_tile: 1,
         },
+        FloatType::F32,
     )
     .unwrap_err();
     assert!(
         matches!(refused, Error::Limit { allowed: 16_384, .. }),
         "{refused}"
     );
-    AttentionSplit::plan(gpu, &k, &k, 16, Tiling::new(&k, 16, false)).unwrap();
+    AttentionSplit::plan(gpu, &k, &k, 16, Tiling::new(&k, 16, false), FloatType::F32).unwrap();
 }
 
 #[test]
@@ -763,7 +766,7 @@ fn dev_15_a_constant_that_makes_an_array_empty_is_refused_by_name() {
         assert!(matches!(refused, Error::Shape { value: 0, .. }), "{refused}");
         assert!(refused.to_string().contains(&name.to_lowercase()), "{refused}");
         // and by the compiler where the host did not look.
-        let composer = attention_split::composer(&k, &k, 4, tiling);
+        let composer = attention_split::composer(&k, &k, 4, tiling, FloatType::F32);
         let words = parse(&composer.compose(Target::Naga).unwrap()).unwrap_err();
         assert!(words.contains(name), "{words}");
         let Some(gpu) = common::gpu("dev_15") else { return };

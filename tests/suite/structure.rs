@@ -224,7 +224,7 @@ fn the_top_level_is_a_fixed_set() {
 /// shapes and formats, then pages, then kernels and the cache, then what measures them.
 const LEVELS: &[&[&str]] = &[
     &["error", "work"],
-    &["formats"],
+    &["formats", "options"],
     &["scales"],
     &["spec"],
     &["pages"],
@@ -239,7 +239,7 @@ const LEVELS: &[&[&str]] = &[
 ];
 
 /// Modules that know nothing of a GPU: numbers, names, geometry, lists of work.
-const NO_GPU: [&str; 6] = ["error", "formats", "pages", "scales", "spec", "work"];
+const NO_GPU: [&str; 7] = ["error", "formats", "options", "pages", "scales", "spec", "work"];
 
 /// The paths after `crate::` in a module's code, with groups opened: `crate::{a::B, c}` gives `a` and `c`.
 fn crate_paths(code: &str) -> Vec<&str> {
@@ -411,19 +411,23 @@ fn the_search_for_panics_can_find_one() {
 
 // ---- field cases -------------------------------------------------------------------------------------------------
 
-/// Faults that other projects shipped, which this one tests itself against: numbers (NUM), scales (SCL), devices and
-/// shader languages (DEV), honest figures (BEN). Tests carry the id in their names: `fn num_01_...`.
+/// Faults that other projects shipped, which this one tests itself against: numbers (NUM), scales (SCL), shapes, pages and
+/// batches (SHP), masks, soft cap and sinks (MSK), devices and shader languages (DEV), honest figures (BEN). Tests carry the id in their names: `fn num_01_...`.
 ///
 /// All ids of NUM and SCL apply. Three that could be thought to wait for later work:
 /// SCL-06 is about an *inverse* scale, which is never stored here: a constant per-channel group shows that.
 /// SCL-14 ranks formats under one outlier: the CPU reference and the command's figures show the ranking already.
 /// SCL-15 is about scales from outside: a cache takes per-tensor ones.
-const OWNED: [&str; 36] = [
+const OWNED: [&str; 51] = [
     // Rounding, saturation, decoding and packing of codes; sums in f32.
     "NUM-01", "NUM-02", "NUM-03", "NUM-05", "NUM-07", "NUM-09", "NUM-10", "NUM-12", "NUM-14", "NUM-15",
     "NUM-16", "NUM-18", "NUM-19",
     // Zero, constant and outlier groups; NaN and infinities; scales beyond their type.
     "SCL-01", "SCL-03", "SCL-04", "SCL-06", "SCL-08", "SCL-10", "SCL-11", "SCL-13", "SCL-14", "SCL-15",
+    // Head dims and ratios up to the limits, page boundaries, empty rows, dead slots, ragged batches.
+    "SHP-03", "SHP-04", "SHP-06", "SHP-07", "SHP-09", "SHP-10", "SHP-11", "SHP-12", "SHP-14",
+    // Rows and tiles without a key, low scores, soft cap, sinks.
+    "MSK-01", "MSK-03", "MSK-04", "MSK-06", "MSK-08", "MSK-09",
     // Uniformity, compiler errors, limits, alignment, lost devices, out-of-range reads and conversions.
     "DEV-01", "DEV-02", "DEV-04", "DEV-06", "DEV-07", "DEV-09", "DEV-10", "DEV-12", "DEV-14", "DEV-15",
     // Scales counted in bits, buffers counted in bytes, comparators that NaN does not pass.
