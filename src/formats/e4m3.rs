@@ -54,7 +54,7 @@ mod tests {
             (1000.0, 0x7e, true, false),
             (-1000.0, 0xfe, true, false),
             (f32::INFINITY, 0x7e, false, true),
-            // formats.md: NaN is written as +0 and counted; 7F is a matter of decoding only.
+            // The format rules: NaN is written as +0 and counted; 7F is a matter of decoding only.
             (f32::NAN, 0x00, false, true),
         ];
         for (x, code, saturated, non_finite) in cases {
