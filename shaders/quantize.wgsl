@@ -72,16 +72,8 @@ fn quantize(
     if (OWN_SCALE) {
         // Slots beside the run keep what they have: their scales share these words.
         for (var i = 0u; i < run.z; i++) {
-            let bit = (unit * SIDE_PAGE_TOKENS + run.y + i) * SIDE_SCALE_BITS;
-            let at = base + SIDE_SCALE_OFFSET + bit / 32u;
-            let mask = (0xffffffffu >> (32u - SIDE_SCALE_BITS)) << (bit & 31u);
-            pages[at] = (pages[at] & ~mask) | (scale_bits[i] << (bit & 31u));
+            put_scale(base, unit * SIDE_PAGE_TOKENS + run.y + i, scale_bits[i]);
         }
     }
-    if (counted.x > 0u) {
-        atomicAdd(&status[0], counted.x);
-    }
-    if (counted.y > 0u) {
-        atomicAdd(&status[1], counted.y);
-    }
+    report_counts(counted);
 }

@@ -45,11 +45,7 @@ fn quantize_group(
         let stored = side_scale_from(amax, LARGEST_ODD, LARGEST_POWER);
         counted.y += stored.y;
         scales[c] = side_scale_values(vec4<u32>(stored.x)).x;
-        let element = (run.y / SIDE_GROUP * SIDE_HEADS + head) * SIDE_HEAD_DIM + first + c;
-        let bit = element * SIDE_SCALE_BITS;
-        let at = base + SIDE_SCALE_OFFSET + bit / 32u;
-        let mask = (0xffffffffu >> (32u - SIDE_SCALE_BITS)) << (bit & 31u);
-        pages[at] = (pages[at] & ~mask) | (stored.x << (bit & 31u));
+        put_scale(base, (run.y / SIDE_GROUP * SIDE_HEADS + head) * SIDE_HEAD_DIM + first + c, stored.x);
     }
     for (var i = 0u; i < SIDE_GROUP; i++) {
         var word = 0u;
@@ -60,10 +56,5 @@ fn quantize_group(
         }
         pages[base + column * SIDE_PAGE_TOKENS + run.y + i] = word;
     }
-    if (counted.x > 0u) {
-        atomicAdd(&status[0], counted.x);
-    }
-    if (counted.y > 0u) {
-        atomicAdd(&status[1], counted.y);
-    }
+    report_counts(counted);
 }

@@ -62,6 +62,9 @@ named_choice!(
 );
 named_choice!(Mode, "mode", Prefill = "prefill", Decode = "decode");
 
+/// The largest recent window of a drift run.
+pub const MAX_WINDOW: u32 = 4096;
+
 /// What to measure.
 #[derive(Debug, Clone)]
 pub struct DriftOptions {
@@ -260,10 +263,10 @@ fn check(options: &DriftOptions) -> Result<()> {
             );
         }
     }
-    if options.window > 4096 {
+    if options.window > MAX_WINDOW {
         return refuse(
             format!("window {}", options.window),
-            "at most 4096 tokens stay recent",
+            &format!("at most {MAX_WINDOW} tokens stay recent"),
             "use a smaller window",
         );
     }

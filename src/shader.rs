@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use crate::error::{Error, Result};
 use crate::formats::Element;
 use crate::pages::PageLayout;
-use crate::scales::{ScaleLayout, ScaleType};
+use crate::scales::ScaleType;
 
 /// Who compiles the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,6 +112,10 @@ impl Composer {
     pub fn writes_side(&mut self, page: &PageLayout) -> &mut Composer {
         self.geometry("side", page);
         self.part("parts/encode", include_str!("../shaders/parts/encode.wgsl"));
+        self.part(
+            "parts/write_side",
+            include_str!("../shaders/parts/write_side.wgsl"),
+        );
         self.encoder("side", page.side.element);
         self.scale_values("side", page.side.scale);
         let scale = page.side.scale;
@@ -120,13 +124,7 @@ impl Composer {
         self.glue(format!(
             "fn side_scale_from(amax: u32, odd: u32, power: i32) -> vec2<u32> {{ return stored_{}_from(amax, odd, power); }}",
             scale.name()
-        ));
-        let given = if page.side.layout == ScaleLayout::PerTensor {
-            "tensor_scales[params.side_tensor]"
-        } else {
-            "1.0"
-        };
-        self.glue(format!("fn given_scale() -> f32 {{ return {given}; }}"))
+        ))
     }
 
     /// Sets `LARGEST_ODD` and `LARGEST_POWER`: the element's largest code as odd x 2^power.
@@ -236,7 +234,7 @@ impl Composer {
 }
 
 /// An element's largest code as odd x 2^power.
-pub(crate) fn odd_and_power(element: Element) -> (u32, i32) {
+fn odd_and_power(element: Element) -> (u32, i32) {
     let largest = element.info().max as u32;
     (
         largest >> largest.trailing_zeros(),

@@ -65,6 +65,16 @@ pub struct Geometry {
     pub waiting: [Option<PageLayout>; 2],
 }
 
+impl Geometry {
+    /// The pages of a side's tokens, packed or (where they do) waiting.
+    pub fn page(&self, side: usize, waits: bool) -> PageLayout {
+        match (waits, self.waiting[side]) {
+            (true, Some(page)) => page,
+            _ => self.packed[side],
+        }
+    }
+}
+
 impl CacheSpec {
     /// Checks the spec.
     ///

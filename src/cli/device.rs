@@ -2,7 +2,7 @@
 
 use clap::{Args, ValueEnum};
 use kvpack::Error;
-use kvpack::drift::Device;
+use kvpack::drift::{Device, MAX_WINDOW};
 use kvpack::gpu::{self, AdapterSummary, Backend, Gpu, Selection};
 
 use super::{Failure, usage};
@@ -84,16 +84,11 @@ pub fn positive(text: &str) -> Result<f64, String> {
     }
 }
 
-/// The most tokens that can stay recent.
-const MOST_RECENT: u32 = 4096;
-
 /// A recent window.
 pub fn window(text: &str) -> Result<u32, String> {
     match text.parse::<u32>() {
-        Ok(tokens) if tokens <= MOST_RECENT => Ok(tokens),
-        _ => Err(format!(
-            "must be a whole number of tokens from 0 to {MOST_RECENT}"
-        )),
+        Ok(tokens) if tokens <= MAX_WINDOW => Ok(tokens),
+        _ => Err(format!("must be a whole number of tokens from 0 to {MAX_WINDOW}")),
     }
 }
 

@@ -128,6 +128,11 @@ pub fn composer(page: &PageLayout, source: &Source) -> Composer {
         .set("UNIT_CHANNELS", channels)
         .set("UNIT_WORDS", words)
         .set("OWN_SCALE", page.side.layout.has_plane());
+    let given = match page.side.layout {
+        ScaleLayout::PerTensor => "tensor_scales[params.side_tensor]",
+        _ => "1.0",
+    };
+    composer.glue(format!("fn given_scale() -> f32 {{ return {given}; }}"));
     composer
 }
 

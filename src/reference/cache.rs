@@ -171,7 +171,6 @@ impl ReferenceCache {
         self.book.check_layer(layer)?;
         let (spec, geometry) = (self.book.spec(), self.book.geometry());
         check_len("q numbers", q.len(), plan.tokens, spec.q_heads * spec.k_head_dim)?;
-        let pools = &self.layers[layer as usize];
         if let Some(few) = options.sinks.filter(|sinks| sinks.len() < spec.q_heads as usize) {
             return Err(Error::Shape {
                 what: "sinks",
@@ -189,11 +188,9 @@ impl ReferenceCache {
         };
         let mut partials = Partials::new(work.partials as usize, spec.v_head_dim);
         for (kind, items) in &work.segments {
-            let side = |s: usize, waits: bool| match (waits, geometry.waiting[s]) {
-                (true, Some(page)) => (page, &pools.waiting[s]),
-                _ => (geometry.packed[s], &pools.packed[s]),
-            };
-            let ((k, k_pages), (v, v_pages)) = (side(K, kind.k_waits), side(V, kind.v_waits));
+            let (k, v) = (geometry.page(K, kind.k_waits), geometry.page(V, kind.v_waits));
+            let [k_pages, v_pages] =
+                [(K, kind.k_waits), (V, kind.v_waits)].map(|(s, waits)| self.pool(layer, s, waits));
             let [k_tensor_scale, v_tensor_scale] = self.tensor_scales[layer as usize];
             let shape = AttentionShape {
                 k,
