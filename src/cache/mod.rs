@@ -50,6 +50,8 @@ struct SideKernels {
     direct: Option<Quantize>,
     wait: Option<Quantize>,
     pack: Option<Pack>,
+    /// Makes the per-tensor scale from a step's rows, where it comes from there.
+    scale_from_rows: Option<TensorScale>,
 }
 
 /// The pools of one layer.
@@ -118,11 +120,18 @@ impl KvCache {
         }
         let side = |s: usize| -> Result<SideKernels> {
             let page = &geometry.packed[s];
+            let from_rows =
+                page.side.layout == ScaleLayout::PerTensor && spec.tensor_scales == TensorScales::FromRows;
+            let scale_from_rows = match from_rows {
+                true => Some(TensorScale::plan(gpu, page.side.element)?),
+                false => None,
+            };
             Ok(match &geometry.waiting[s] {
                 None => SideKernels {
                     direct: Some(Quantize::plan(gpu, page, &Source::F32)?),
                     wait: None,
                     pack: None,
+                    scale_from_rows,
                 },
                 Some(waiting) => SideKernels {
                     direct: None,
@@ -132,6 +141,7 @@ impl KvCache {
                     } else {
                         Pack::Rows(Quantize::plan(gpu, page, &Source::Pages(*waiting))?)
                     }),
+                    scale_from_rows,
                 },
             })
         };
@@ -280,11 +290,7 @@ impl KvCache {
             return Ok(kernel);
         }
         let geometry = self.book.geometry();
-        let side = |s: usize, waits: bool| match (waits, geometry.waiting[s]) {
-            (true, Some(page)) => page,
-            _ => geometry.packed[s],
-        };
-        let (k, v) = (side(K, kind.k_waits), side(V, kind.v_waits));
+        let (k, v) = (geometry.page(K, kind.k_waits), geometry.page(V, kind.v_waits));
         let tiling = self.tilings[usize::from(kind.prefill)];
         let kernel = AttentionSplit::plan(&self.gpu, &k, &v, self.book.spec().q_heads, tiling, q)?;
         Ok(slot.get_or_init(|| kernel))
@@ -417,17 +423,15 @@ impl Step<'_> {
         let page = book.geometry().packed[s];
         let pools = &layers[layer as usize];
         let tensor = layer * 2 + s as u32;
-        if page.side.layout == ScaleLayout::PerTensor && book.spec().tensor_scales == TensorScales::FromRows {
+        let kernels = &sides[s];
+        if let Some(kernel) = &kernels.scale_from_rows {
             self.largest_of(plan, pass, layer, (s, rows), &self.cache.largest)?;
             let params = tensor_scale::Params {
                 first: tensor,
                 slots: 1,
             };
-            self.cache
-                .tensor_scale
-                .encode(gpu, pass, [&self.cache.largest, tensor_scales], params)?;
+            kernel.encode(gpu, pass, [&self.cache.largest, tensor_scales], params)?;
         }
-        let kernels = &sides[s];
         let [direct, wait, pack] = &self.lists.writes[s];
         let writes = &plan.sides[s];
         let dense = RowStrides::dense(&page);

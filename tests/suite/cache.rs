@@ -5,7 +5,7 @@ use kvpack::formats::Element;
 use kvpack::gpu::{Gpu, Selection};
 use kvpack::options::AttentionOptions;
 use kvpack::reference::ReferenceCache;
-use kvpack::scales::ScaleType;
+use kvpack::scales::{ScaleLayout, ScaleType};
 use kvpack::spec::{Pair, Side};
 use kvpack::{Error, Result};
 use proptest::prelude::*;
@@ -837,4 +837,37 @@ fn lng_09_decoding_allocates_nothing_that_stays() {
         reserved, now,
         "bytes (reserved, most in use) after 100 and 200 steps"
     );
+}
+
+#[test]
+fn per_tensor_scales_from_rows_are_those_of_the_sides_own_element() {
+    let Some(gpu) = gpu("per_tensor_scales_from_rows_are_those_of_the_sides_own_element") else {
+        return;
+    };
+    for element in [Element::E4m3, Element::Int8, Element::E2m1] {
+        let side = Side {
+            element,
+            layout: ScaleLayout::PerTensor,
+            scale: ScaleType::F32,
+        };
+        let spec = CacheSpec {
+            tensor_scales: TensorScales::FromRows,
+            ..spec(Pair::same(side), [0; 2], 2)
+        };
+        let mut reference = ReferenceCache::new(spec.clone()).unwrap();
+        let mut gpu = OnGpu::new(gpu, spec);
+        let id = Cache::open(&mut reference);
+        assert_eq!(id, gpu.open());
+        reference.grow(Rows::Plain, &[(id, 1, 50)]);
+        gpu.grow(Rows::Plain, &[(id, 1, 50)]);
+        for s in [K, V] {
+            let (ours, theirs) = (
+                gpu.cache.live_words(id, 0, s).unwrap(),
+                reference.live_words(id, 0, s).unwrap(),
+            );
+            assert!(ours == theirs, "{element:?}, side {s}");
+        }
+        // The largest number takes the largest code: nothing saturates and nothing is left unused.
+        assert_eq!(gpu.cache.status().unwrap().saturated, 0, "{element:?}");
+    }
 }
