@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::cache::{BytesInUse, CacheSpec, TensorScales};
+use crate::cache::{BytesInUse, CacheSpec, LayerSpec, TensorScales};
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::model::{Config, GpuModel, Model, PROMPTS, ReferenceModel, encode, tiny};
@@ -179,10 +179,7 @@ pub fn run(
         done += 1;
         progress(done, of, what);
     };
-    let f32 = CacheSpec {
-        window: [0; 2],
-        ..cache_spec(&model.config, Pair::same(Side::F32), options, &[])?
-    };
+    let f32 = cache_spec(&model.config, Pair::same(Side::F32), options, &[])?;
     let reference = measure(device, &model, f32, &prompts, options.mode, &mut || {
         tick("f32 reference")
     })?;
@@ -302,23 +299,30 @@ pub fn cache_spec(
         v: side(pair.v)?,
     };
     let page_tokens = pair.default_page_tokens();
-    Ok(CacheSpec {
-        layers: config.blocks,
-        q_heads: config.heads,
-        kv_heads: config.heads,
-        k_head_dim: config.head_dim,
-        v_head_dim: config.head_dim,
-        pair,
-        page_tokens,
+    let layer = LayerSpec {
         window: [options.window; 2],
+        ..LayerSpec::new(pair)
+    };
+    CacheSpec {
+        layers: vec![layer; config.blocks as usize],
+        page_tokens,
         waiting: if published { Side::F32 } else { Side::F16 },
-        pages: config.positions.div_ceil(page_tokens),
+        sequences: 1,
         tensor_scales: if published || calibrated.is_empty() {
             TensorScales::FromRows
         } else {
             TensorScales::Given(calibrated.to_vec())
         },
-    })
+        ..CacheSpec::new(
+            config.blocks,
+            config.heads,
+            config.heads,
+            config.head_dim,
+            pair,
+            0,
+        )
+    }
+    .with_pages(config.positions.div_ceil(page_tokens))
 }
 
 /// What one run of all prompts gave.
@@ -340,7 +344,7 @@ fn measure(
     mode: Mode,
     tick: &mut dyn FnMut(),
 ) -> Result<Run> {
-    let named = spec.pair;
+    let named = spec.layers[0].pair;
     let mut run = Run {
         logits: Vec::new(),
         calibrated: Vec::new(),
@@ -376,11 +380,11 @@ fn measure(
             run.allocated_bytes = model.cache().book().allocated_bytes();
         }
         Device::Gpu(gpu) => {
-            let calibrates = spec.pair == Pair::same(Side::F32);
+            let calibrates = named == Pair::same(Side::F32);
             let mut model = GpuModel::new(gpu, model, spec, calibrates)?;
             prompts!(model);
-            run.calibrated = model.cache().calibrated()?;
-            run.status = model.cache().status()?;
+            run.calibrated = gpu.block_on(model.cache().calibrated()?)?;
+            run.status = gpu.block_on(model.cache().status()?)?;
             run.allocated_bytes = model.cache().allocated_bytes();
         }
     }

@@ -40,16 +40,37 @@ pub enum Error {
         value: f64,
     },
     /// The cache or one of its pools is full; nothing was changed.
-    #[error(
-        "the cache is full: {missing} more {what} pages are needed and {free} are free; free a sequence or raise the page budget"
-    )]
+    #[error("the cache is full: {missing} more {what} pages are needed and {free} are free; {advice}")]
     CacheFull {
         /// Which pool.
-        what: &'static str,
+        what: String,
         /// Pages that would have been needed beyond the free ones.
         missing: u64,
         /// Pages that are free.
         free: u64,
+        /// What to do.
+        advice: &'static str,
+    },
+    /// A budget that buys no page.
+    #[error(
+        "a cache of {budget} bytes holds no page: beside the waiting tokens of {sequences} sequences one takes {needed} \
+         bytes; raise the budget, or lower the sequences, the windows or the page length"
+    )]
+    Budget {
+        /// Bytes of the smallest cache of this spec.
+        needed: u64,
+        /// Bytes that were given.
+        budget: u64,
+        /// Sequences that the budget must provide for.
+        sequences: u32,
+    },
+    /// Bytes that are no sequence of this cache; nothing was changed.
+    #[error(
+        "these bytes cannot be restored: {reason}; save the sequence again, from a cache of the same spec"
+    )]
+    Restore {
+        /// What is wrong with them.
+        reason: String,
     },
     /// A sequence id that was never opened or has been freed.
     #[error("sequence {0} is not open in this cache (freed, or never opened); open one first")]

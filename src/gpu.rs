@@ -3,8 +3,10 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::future::Future;
+use std::ops::Range;
+use std::pin::Pin;
 use std::str::FromStr;
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use bytemuck::Pod;
@@ -561,41 +563,139 @@ impl Gpu {
     /// [`Error::Device`] where the device was lost.
     pub fn read<T: Pod>(&self, what: &str, buffer: &wgpu::Buffer, count: usize) -> Result<Vec<T>> {
         let bytes = (count * size_of::<T>()) as u64;
-        let size = bytes.next_multiple_of(4);
-        if bytes == 0 {
-            return Ok(Vec::new());
-        }
+        let read = self.read_back(what, &[(buffer, 0..bytes.next_multiple_of(4))])?;
+        let words = self.block_on(read)?;
+        let bytes = &bytemuck::cast_slice::<u32, u8>(&words)[..bytes as usize];
+        Ok(bytemuck::pod_collect_to_vec(bytes))
+    }
+
+    /// Submits copies of some byte ranges, all multiples of 4: a future of their words, one range after the other. They
+    /// are as all that was submitted before this call left them.
+    ///
+    /// # Errors
+    /// [`Error::Device`] where the device was lost, or memory runs out; the future gives it too.
+    pub fn read_back(&self, what: &str, ranges: &[(&wgpu::Buffer, Range<u64>)]) -> Result<ReadBack> {
         let during = format!("reading {what}");
-        let lost = |message: String| Error::Device {
-            during: during.clone(),
-            message,
-        };
-        let (send, receive) = mpsc::channel();
+        let ranges = ranges.iter().filter(|(_, range)| range.start < range.end);
+        let ranges: Vec<_> = ranges.cloned().collect();
+        // Several staging buffers where one would be larger than many drivers give.
+        let mut parts: Vec<(u64, Vec<_>)> = Vec::new();
+        for (buffer, range) in ranges {
+            let bytes = range.end - range.start;
+            if parts.last().is_none_or(|(size, _)| size + bytes > STAGING_BYTES) {
+                parts.push((0, Vec::new()));
+            }
+            if let Some((size, copies)) = parts.last_mut() {
+                copies.push((buffer, range, *size));
+                *size += bytes;
+            }
+        }
+        let state = Arc::new(Mutex::new(Mapping {
+            left: parts.len(),
+            failed: None,
+            waker: None,
+        }));
         let staging = self.checked(&during, || {
-            let staging = self.device().create_buffer(&wgpu::BufferDescriptor {
-                label: Some("read-back"),
-                size,
-                usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
-                mapped_at_creation: false,
-            });
             let mut encoder = self.device().create_command_encoder(&Default::default());
-            encoder.copy_buffer_to_buffer(buffer, 0, &staging, 0, size);
-            self.queue().submit([encoder.finish()]);
-            staging.map_async(wgpu::MapMode::Read, .., move |result| {
-                // The receiver is gone only where this call has already failed.
-                let _ = send.send(result);
-            });
+            let mut staging = Vec::new();
+            for (size, copies) in &parts {
+                let part = self.device().create_buffer(&wgpu::BufferDescriptor {
+                    label: Some("read-back"),
+                    size: *size,
+                    usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
+                    mapped_at_creation: false,
+                });
+                for (buffer, range, at) in copies {
+                    encoder.copy_buffer_to_buffer(buffer, range.start, &part, *at, range.end - range.start);
+                }
+                staging.push(part);
+            }
+            if !staging.is_empty() {
+                self.queue().submit([encoder.finish()]);
+            }
+            for part in &staging {
+                let state = state.clone();
+                part.map_async(wgpu::MapMode::Read, .., move |result| {
+                    let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+                    state.left -= 1;
+                    state.failed = state.failed.take().or(result.err().map(|e| e.to_string()));
+                    if let Some(waker) = state.waker.take() {
+                        waker.wake();
+                    }
+                });
+            }
             staging
         })?;
-        self.device()
-            .poll(wgpu::PollType::wait_indefinitely())
-            .map_err(|e| lost(e.to_string()))?;
-        receive
-            .recv()
-            .map_err(|e| lost(e.to_string()))?
-            .map_err(|e| lost(e.to_string()))?;
-        let view = staging.get_mapped_range(..).map_err(|e| lost(e.to_string()))?;
-        Ok(bytemuck::pod_collect_to_vec(&view[..bytes as usize]))
+        Ok(ReadBack {
+            gpu: self.clone(),
+            during,
+            staging,
+            state,
+        })
+    }
+
+    /// The value of a future of this device. Blocks: for tools and tests.
+    pub fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
+        let mut future = std::pin::pin!(future);
+        loop {
+            if let Poll::Ready(value) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                return value;
+            }
+            // An error here is the future's to report: its mapping fails.
+            let _ = self.device().poll(wgpu::PollType::wait_indefinitely());
+        }
+    }
+}
+
+/// The most bytes of one staging buffer, unless a single range has more.
+const STAGING_BYTES: u64 = 1 << 26;
+
+#[derive(Debug)]
+struct Mapping {
+    left: usize,
+    failed: Option<String>,
+    waker: Option<Waker>,
+}
+
+/// Words on their way from the GPU. Each poll asks the device once, without waiting, and is woken again at once: no
+/// thread of the caller's need drive the device. [`Gpu::block_on`] waits instead.
+#[derive(Debug)]
+pub struct ReadBack {
+    gpu: Gpu,
+    during: String,
+    staging: Vec<wgpu::Buffer>,
+    state: Arc<Mutex<Mapping>>,
+}
+
+impl ReadBack {
+    fn words(&self) -> std::result::Result<Vec<u32>, String> {
+        let mut words = Vec::new();
+        for part in &self.staging {
+            let view = part.get_mapped_range(..).map_err(|e| e.to_string())?;
+            words.extend(bytemuck::pod_collect_to_vec::<u8, u32>(&view[..]));
+        }
+        Ok(words)
+    }
+}
+
+impl Future for ReadBack {
+    type Output = Result<Vec<u32>>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let lost = self.gpu.device().poll(wgpu::PollType::Poll).err();
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let failed = state.failed.clone().or(lost.map(|e| e.to_string()));
+        if failed.is_none() && state.left > 0 {
+            state.waker = Some(context.waker().clone());
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        drop(state);
+        let words = failed.map_or_else(|| self.words(), Err);
+        Poll::Ready(words.map_err(|message| Error::Device {
+            during: self.during.clone(),
+            message,
+        }))
     }
 }
 

@@ -1,41 +1,41 @@
 //! The paged KV cache on the GPU: sequences grow by steps; a step appends rows of K and V and attends with q.
 //!
 //! ```text
-//! let step = cache.step(&[(sequence, new_tokens), ...])?;   // planned once for all layers
+//! let step = cache.step(&[(sequence, new_tokens), ...])?;      // planned once for all layers
 //! for layer in 0..layers {
-//!     step.append(&mut pass, layer, &k, &v)?;               // records; rows are `[token][head][channel]` f32
-//!     step.attend(&mut pass, layer, &q, &output, &options)?; // sees the tokens just appended
+//!     step.append(&mut encoder, layer, &k, &v)?;               // records; rows are `[token][head][channel]`
+//!     step.attend(&mut encoder, layer, &q, &output, &options)?; // sees the tokens just appended
 //! }
-//! step.commit()?;                                           // dropping the step instead takes it back
+//! step.commit()?;                                              // dropping the step instead takes it back
 //! ```
-//!
-//! Tokens of per-channel sides wait in f16 pages until their group is full, tokens of a recent window until they leave
-//! it; attention reads them there, at the slots they will have when packed.
 
+mod book;
 mod plan;
+mod saved;
+mod spec;
+mod step;
 
-pub use plan::{
-    AttentionPlan, Book, BytesInUse, CacheSpec, Geometry, K, PagesInUse, SegmentKind, SequenceId, SidePlan,
-    StepPlan, TensorScales, V,
-};
+pub use book::{Book, BytesInUse, HeldPage, PoolId, PoolState, SequenceId};
+pub use plan::{AttentionPlan, ClassPlan, CopiedPage, Runs, Segment, SegmentKind, SidePlan, StepPlan, Wave};
+pub use spec::{CacheSpec, Class, Costs, Geometry, K, LayerSpec, TensorScales, V};
+pub use step::Step;
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::future::Future;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::error::{Error, Result};
 use crate::formats::Element;
 use crate::gpu::Gpu;
-use crate::kernels::amax::{self, Amax};
-use crate::kernels::attention_merge::{AttentionMerge, check_sinks};
-use crate::kernels::attention_split::{self, AttentionSplit, Tiling};
-use crate::kernels::quantize::{self, Quantize, Source};
+use crate::kernels::FloatType;
+use crate::kernels::amax::Amax;
+use crate::kernels::attention_merge::AttentionMerge;
+use crate::kernels::attention_split::{AttentionSplit, Tiling};
+use crate::kernels::quantize::{Quantize, Source};
 use crate::kernels::quantize_group::QuantizeGroup;
 use crate::kernels::tensor_scale::{self, TensorScale};
-use crate::kernels::{FloatType, Floats, RowStrides};
-use crate::options::{AttentionOptions, Reach};
-use crate::pages::{PageLayout, heads_ratio};
+use crate::pages::heads_ratio;
 use crate::scales::ScaleLayout;
-use crate::work::{SlotRun, Status};
+use crate::work::Status;
 
 /// How waiting tokens of a side become packed.
 #[derive(Debug)]
@@ -44,7 +44,7 @@ enum Pack {
     Groups(QuantizeGroup),
 }
 
-/// The kernels of one side.
+/// The kernels that write one side of a class.
 #[derive(Debug)]
 struct SideKernels {
     direct: Option<Quantize>,
@@ -54,24 +54,37 @@ struct SideKernels {
     scale_from_rows: Option<TensorScale>,
 }
 
-/// The pools of one layer.
+/// The kernels of one class.
 #[derive(Debug)]
-struct Pools {
-    packed: [wgpu::Buffer; 2],
-    waiting: [Option<wgpu::Buffer>; 2],
+struct ClassKernels {
+    sides: [SideKernels; 2],
+    /// By the type of the queries and [`SegmentKind::index`], each built when it is first needed: a step that only
+    /// appends compiles none.
+    attention: [[OnceLock<AttentionSplit>; 8]; 2],
+}
+
+/// The buffers of one layer: K and V, packed and in full precision.
+type LayerPools = [[Vec<wgpu::Buffer>; 2]; 2];
+
+/// Partial buffers, kept from step to step and grown when a step needs more.
+#[derive(Debug, Clone)]
+struct Partials {
+    capacity: u32,
+    o: wgpu::Buffer,
+    ml: wgpu::Buffer,
 }
 
 /// A paged KV cache on a GPU.
+///
+/// Commands are recorded into the caller's encoders and submitted by the caller, in the order in which they were
+/// recorded: a page that one step frees is used by later ones.
 #[derive(Debug)]
 pub struct KvCache {
     gpu: Gpu,
     book: Book,
-    layers: Vec<Pools>,
-    sides: [SideKernels; 2],
+    layers: Vec<LayerPools>,
+    classes: Vec<ClassKernels>,
     tilings: [Tiling; 2],
-    /// By the type of the queries and [`SegmentKind::index`], each built when it is first needed: a step that only
-    /// appends compiles none.
-    attention: [[OnceLock<AttentionSplit>; 8]; 2],
     /// By the type of the outputs.
     merge: [OnceLock<AttentionMerge>; 2],
     amax: Amax,
@@ -82,77 +95,116 @@ pub struct KvCache {
     observed: wgpu::Buffer,
     tensor_scales: wgpu::Buffer,
     status: wgpu::Buffer,
-    partials: Option<Partials>,
+    partials: Mutex<Option<Partials>>,
+    /// A page on its way from one place of a buffer to another.
+    scratch: OnceLock<wgpu::Buffer>,
 }
 
-/// Partial buffers, kept from step to step and grown when a step needs more.
-#[derive(Debug, Clone)]
-struct Partials {
-    capacity: u32,
-    o: wgpu::Buffer,
-    ml: wgpu::Buffer,
+/// What a device must offer for a cache, for `wgpu::DeviceDescriptor`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Requirements {
+    /// Features.
+    pub features: wgpu::Features,
+    /// Limits: WebGPU's defaults, and buffers as large as the adapter binds and the cache can use.
+    pub limits: wgpu::Limits,
+}
+
+impl CacheSpec {
+    /// What to ask of an adapter before the device exists.
+    ///
+    /// # Errors
+    /// As [`Book::new`]; [`Error::Limit`] for an adapter below WebGPU's defaults where kernels need them.
+    pub fn requirements(&self, adapter: &wgpu::Adapter) -> Result<Requirements> {
+        let (allowed, defaults) = (adapter.limits(), wgpu::Limits::default());
+        for (what, needed, has) in [
+            (
+                "storage buffers of a shader stage",
+                defaults.max_storage_buffers_per_shader_stage,
+                allowed.max_storage_buffers_per_shader_stage,
+            ),
+            (
+                "bytes of workgroup memory",
+                defaults.max_compute_workgroup_storage_size,
+                allowed.max_compute_workgroup_storage_size,
+            ),
+            (
+                "invocations of a workgroup",
+                defaults.max_compute_invocations_per_workgroup,
+                allowed.max_compute_invocations_per_workgroup,
+            ),
+            (
+                "workgroups of a dimension",
+                defaults.max_compute_workgroups_per_dimension,
+                allowed.max_compute_workgroups_per_dimension,
+            ),
+        ] {
+            if has < needed {
+                return Err(Error::Limit {
+                    what: format!("a cache ({what})"),
+                    needed: u64::from(needed),
+                    allowed: u64::from(has),
+                    advice: "use an adapter with at least WebGPU's default limits".to_owned(),
+                });
+            }
+        }
+        let limit = buffer_limit(&allowed);
+        let book = Book::new(self.clone(), Some(limit))?;
+        let largest = book
+            .pools()
+            .map(|pool| u64::from(pool.per_buffer) * pool.layout.bytes())
+            .max();
+        let bytes = largest.unwrap_or(0).min(limit);
+        Ok(Requirements {
+            features: wgpu::Features::empty(),
+            limits: wgpu::Limits {
+                max_buffer_size: bytes.max(defaults.max_buffer_size.min(allowed.max_buffer_size)),
+                max_storage_buffer_binding_size: bytes.max(
+                    defaults
+                        .max_storage_buffer_binding_size
+                        .min(allowed.max_storage_buffer_binding_size),
+                ),
+                ..defaults
+            },
+        })
+    }
+}
+
+/// The largest buffer that can be bound whole.
+fn buffer_limit(limits: &wgpu::Limits) -> u64 {
+    limits.max_storage_buffer_binding_size.min(limits.max_buffer_size)
 }
 
 impl KvCache {
-    /// An empty cache.
+    /// An empty cache on a device. It takes no memory for pages until sequences grow.
     ///
     /// # Errors
-    /// As [`CacheSpec::geometry`]; [`crate::Error::Limit`] where a pool is larger than the adapter can bind,
-    /// [`crate::Error::Shader`] and [`crate::Error::Device`] where the driver refuses.
+    /// As [`Book::new`]; [`Error::Shader`] and [`Error::Device`] where the driver refuses.
     pub fn new(gpu: &Gpu, spec: CacheSpec) -> Result<KvCache> {
-        let book = Book::new(spec)?;
+        let limit = buffer_limit(&gpu.device().limits());
+        let book = Book::new(spec, Some(limit))?;
         let (spec, geometry) = (book.spec(), book.geometry());
-        let pool = |what: &str, page: &PageLayout| gpu.zeros(what, page.bytes() * u64::from(spec.pages));
-        let mut layers = Vec::new();
-        for _ in 0..spec.layers {
-            let waiting = |s: usize| {
-                geometry.waiting[s]
-                    .map(|page| pool("pages of waiting tokens", &page))
-                    .transpose()
-            };
-            layers.push(Pools {
-                packed: [
-                    pool("K pages", &geometry.packed[K])?,
-                    pool("V pages", &geometry.packed[V])?,
-                ],
-                waiting: [waiting(K)?, waiting(V)?],
-            });
-        }
-        let side = |s: usize| -> Result<SideKernels> {
-            let page = &geometry.packed[s];
-            let from_rows =
-                page.side.layout == ScaleLayout::PerTensor && spec.tensor_scales == TensorScales::FromRows;
-            let scale_from_rows = match from_rows {
-                true => Some(TensorScale::plan(gpu, page.side.element)?),
-                false => None,
-            };
-            Ok(match &geometry.waiting[s] {
-                None => SideKernels {
-                    direct: Some(Quantize::plan(gpu, page, &Source::F32)?),
-                    wait: None,
-                    pack: None,
-                    scale_from_rows,
-                },
-                Some(waiting) => SideKernels {
-                    direct: None,
-                    wait: Some(Quantize::plan(gpu, waiting, &Source::F32)?),
-                    pack: Some(if page.side.layout.token_group() > 1 {
-                        Pack::Groups(QuantizeGroup::plan(gpu, page, waiting)?)
-                    } else {
-                        Pack::Rows(Quantize::plan(gpu, page, &Source::Pages(*waiting))?)
-                    }),
-                    scale_from_rows,
-                },
+        let classes = geometry.classes.iter();
+        let classes = classes
+            .map(|class| {
+                Ok(ClassKernels {
+                    sides: [
+                        side_kernels(gpu, spec, class, K)?,
+                        side_kernels(gpu, spec, class, V)?,
+                    ],
+                    attention: Default::default(),
+                })
             })
-        };
-        let sides = [side(K)?, side(V)?];
+            .collect::<Result<Vec<_>>>()?;
         let ratio = heads_ratio(spec.q_heads, spec.kv_heads)?;
-        let tilings = [false, true].map(|prefill| Tiling::new(&geometry.packed[K], ratio, prefill));
-        let mut scales = vec![[0.0_f32; 2]; spec.layers as usize];
+        // Classes differ in formats; tiles depend on heads and channels alone.
+        let tilings =
+            [false, true].map(|prefill| Tiling::new(&geometry.classes[0].packed[K], ratio, prefill));
+        let layers = spec.layers.len();
+        let mut scales = vec![[0.0_f32; 2]; layers];
         if let TensorScales::Given(given) = &spec.tensor_scales {
             scales[..given.len()].copy_from_slice(given);
         }
-        let numbers = u64::from(spec.layers) * 2 * 4;
+        let numbers = layers as u64 * 2 * 4;
         Ok(KvCache {
             amax: Amax::plan(gpu)?,
             tensor_scale: TensorScale::plan(gpu, Element::E4m3)?,
@@ -161,17 +213,17 @@ impl KvCache {
             tensor_scales: gpu.upload("per-tensor scales", &scales)?,
             status: gpu.zeros("append status", 8)?,
             gpu: gpu.clone(),
-            layers,
-            sides,
+            layers: vec![LayerPools::default(); layers],
+            classes,
             tilings,
-            attention: Default::default(),
             merge: Default::default(),
-            partials: None,
+            partials: Mutex::default(),
+            scratch: OnceLock::new(),
             book,
         })
     }
 
-    /// The books: spec, geometry, lengths, pages and bytes in use.
+    /// The books: spec, geometry, lengths, pages and bytes in use, room.
     pub fn book(&self) -> &Book {
         &self.book
     }
@@ -181,35 +233,51 @@ impl KvCache {
         self.book.open()
     }
 
-    /// Frees a sequence and its pages.
+    /// A new sequence of the first `len` tokens of another, as [`Book::fork`].
     ///
     /// # Errors
-    /// [`crate::Error::UnknownSequence`].
+    /// As [`Book::fork`].
+    pub fn fork(&mut self, id: SequenceId, len: u32) -> Result<SequenceId> {
+        self.book.fork(id, len)
+    }
+
+    /// Drops all tokens of a sequence but the first `len`, as [`Book::truncate`].
+    ///
+    /// # Errors
+    /// As [`Book::truncate`].
+    pub fn truncate(&mut self, id: SequenceId, len: u32) -> Result<()> {
+        self.book.truncate(id, len)
+    }
+
+    /// Frees a sequence; pages that no other shares serve later steps.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`].
     pub fn free(&mut self, id: SequenceId) -> Result<()> {
         self.book.free(id)
     }
 
-    /// Bytes of all pool buffers, whether their pages are in use or not.
+    /// Bytes of all page buffers made so far, whether their pages are in use or not. The budget bounds them.
     pub fn allocated_bytes(&self) -> u64 {
-        let pools = self
-            .layers
-            .iter()
-            .flat_map(|l| l.packed.iter().chain(l.waiting.iter().flatten()));
-        pools.map(wgpu::Buffer::size).sum()
+        let buffers = self.layers.iter().flatten().flatten().flatten();
+        buffers.map(wgpu::Buffer::size).sum()
+    }
+
+    /// Bytes of the buffers that attention and copies work in; the budget does not count them.
+    pub fn work_bytes(&self) -> u64 {
+        let partials = self.partials.lock().unwrap_or_else(PoisonError::into_inner);
+        let partials = partials.as_ref().map_or(0, |p| p.o.size() + p.ml.size());
+        partials + self.scratch.get().map_or(0, wgpu::Buffer::size)
     }
 
     /// Plans a step of new tokens for some sequences, for all layers alike. All or nothing.
     ///
     /// # Errors
-    /// As [`Book::plan`]; [`crate::Error::Limit`] and [`crate::Error::Device`] where buffers cannot be made.
+    /// As [`Book::plan`]; [`Error::Limit`] and [`Error::Device`] where buffers cannot be made.
     pub fn step(&mut self, requests: &[(SequenceId, u32)]) -> Result<Step<'_>> {
         let plan = self.book.plan(requests, self.tilings[1].token_tile)?;
-        match self.prepare(&plan) {
-            Ok(lists) => Ok(Step {
-                cache: self,
-                plan: Some(plan),
-                lists,
-            }),
+        match self.grow().and_then(|()| step::Lists::new(&self.gpu, &plan)) {
+            Ok(lists) => Ok(Step::new(self, plan, lists)),
             Err(e) => {
                 self.book.abandon(plan);
                 Err(e)
@@ -217,61 +285,51 @@ impl KvCache {
         }
     }
 
-    fn prepare(&mut self, plan: &StepPlan) -> Result<Lists> {
-        if self
-            .partials
-            .as_ref()
-            .is_none_or(|p| p.capacity < plan.attention.partials)
-        {
-            self.partials = Some(self.new_partials(plan.attention.partials)?);
+    /// Makes the buffers of all pages that are in use now, or will be by the step at hand.
+    fn grow(&mut self) -> Result<()> {
+        for pool in self.book.pools() {
+            let PoolId { class, side, waiting } = pool.id;
+            for &layer in &self.book.geometry().classes[class].layers {
+                let buffers = &mut self.layers[layer as usize][side][usize::from(waiting)];
+                while buffers.len() < pool.buffers as usize {
+                    let bytes = self.book.buffer_bytes(pool.id, buffers.len() as u32);
+                    buffers.push(self.gpu.zeros("pages", bytes)?);
+                }
+            }
         }
-        let attention = Arc::new(self.attention_lists(&plan.attention)?);
-        let runs = |what: &str, runs: &[SlotRun]| self.gpu.upload(what, runs);
-        let writes = |s: usize| -> Result<[wgpu::Buffer; 3]> {
-            let side = &plan.sides[s];
-            Ok([
-                runs("direct runs", &side.direct)?,
-                runs("waiting runs", &side.wait)?,
-                runs("pack runs", &side.pack)?,
-            ])
-        };
-        let rows = u64::from(plan.tokens) * u64::from(self.book.spec().q_heads);
-        Ok(Lists {
-            writes: [writes(K)?, writes(V)?],
-            table: self.gpu.upload("page table", &plan.table)?,
-            attention: Mutex::new(BTreeMap::from([(Reach::default(), attention)])),
-            lse: self.gpu.zeros("lse", rows * 4)?,
-        })
+        Ok(())
     }
 
-    fn new_partials(&self, needed: u32) -> Result<Partials> {
+    fn partials(&self, needed: u32) -> Result<Partials> {
+        let mut kept = self.partials.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(partials) = kept.as_ref().filter(|partials| partials.capacity >= needed) {
+            return Ok(partials.clone());
+        }
         // With room to spare, so that decoding does not allocate at every step; at most 2^31.
         let capacity = needed.next_power_of_two().max(64);
         let o_bytes = u64::from(capacity) * u64::from(self.book.spec().v_head_dim) * 4;
-        Ok(Partials {
+        let made = Partials {
             capacity,
             o: self.gpu.zeros("attention partials", o_bytes)?,
             ml: self
                 .gpu
                 .zeros("attention partial sums", u64::from(capacity) * 8)?,
-        })
+        };
+        Ok(kept.insert(made).clone())
     }
 
-    fn attention_lists(&self, work: &AttentionPlan) -> Result<AttentionLists> {
-        let mut items = BTreeMap::new();
-        for (kind, list) in &work.segments {
-            let buffer = self.gpu.upload("work items", list)?;
-            items.insert(*kind, (buffer, list.len() as u32));
+    fn scratch(&self) -> Result<&wgpu::Buffer> {
+        if let Some(buffer) = self.scratch.get() {
+            return Ok(buffer);
         }
-        let partials = match &self.partials {
-            Some(kept) if kept.capacity >= work.partials => kept.clone(),
-            _ => self.new_partials(work.partials)?,
-        };
-        Ok(AttentionLists {
-            items,
-            merges: self.gpu.upload("merges", &work.merges)?,
-            partials,
-        })
+        let largest = self
+            .book
+            .pools()
+            .map(|pool| pool.layout.bytes())
+            .max()
+            .unwrap_or(0);
+        let made = self.gpu.zeros("a page on its way", largest)?;
+        Ok(self.scratch.get_or_init(|| made))
     }
 
     fn merge(&self, output: FloatType) -> Result<&AttentionMerge> {
@@ -284,33 +342,40 @@ impl KvCache {
         Ok(slot.get_or_init(|| kernel))
     }
 
-    fn attention(&self, kind: SegmentKind, q: FloatType) -> Result<&AttentionSplit> {
-        let slot = &self.attention[q as usize][kind.index()];
+    fn attention(&self, class: usize, kind: SegmentKind, q: FloatType) -> Result<&AttentionSplit> {
+        let slot = &self.classes[class].attention[q as usize][kind.index()];
         if let Some(kernel) = slot.get() {
             return Ok(kernel);
         }
-        let geometry = self.book.geometry();
+        let geometry = &self.book.geometry().classes[class];
         let (k, v) = (geometry.page(K, kind.k_waits), geometry.page(V, kind.v_waits));
         let tiling = self.tilings[usize::from(kind.prefill)];
         let kernel = AttentionSplit::plan(&self.gpu, &k, &v, self.book.spec().q_heads, tiling, q)?;
         Ok(slot.get_or_init(|| kernel))
     }
 
-    /// What packing met so far. Waits for the queue.
+    /// What packing met so far, as of all that was submitted before this call: a future that does not block.
     ///
     /// # Errors
-    /// [`crate::Error::Device`].
-    pub fn status(&self) -> Result<Status> {
-        Ok(self.gpu.read("append status", &self.status, 1)?[0])
+    /// [`Error::Device`].
+    pub fn status(&self) -> Result<impl Future<Output = Result<Status>> + use<>> {
+        let read = self.gpu.read_back("append status", &[(&self.status, 0..8)])?;
+        Ok(async {
+            let words = read.await?;
+            Ok(Status {
+                non_finite: words[0],
+                saturated: words[1],
+            })
+        })
     }
 
     /// Per-tensor scales of FP8 by the largest magnitudes of [`Step::calibrate`] so far, `[layer][K, V]`; the magnitudes
-    /// start again from 0. Waits for the queue.
+    /// start again from 0. A future that does not block.
     ///
     /// # Errors
-    /// [`crate::Error::Device`].
-    pub fn calibrated(&self) -> Result<Vec<[f32; 2]>> {
-        let slots = self.book.spec().layers * 2;
+    /// [`Error::Device`].
+    pub fn calibrated(&self) -> Result<impl Future<Output = Result<Vec<[f32; 2]>>> + use<>> {
+        let slots = self.layers.len() as u32 * 2;
         let scales = self.gpu.zeros("calibrated scales", u64::from(slots) * 4)?;
         self.gpu.submit("calibration", |encoder| {
             let mut pass = encoder.begin_compute_pass(&Default::default());
@@ -318,323 +383,150 @@ impl KvCache {
             self.tensor_scale
                 .encode(&self.gpu, &mut pass, [&self.observed, &scales], params)
         })?;
-        self.gpu.read("calibrated scales", &scales, slots as usize / 2)
+        let read = self
+            .gpu
+            .read_back("calibrated scales", &[(&scales, 0..u64::from(slots) * 4)])?;
+        Ok(async {
+            let words = read.await?;
+            let pairs = words.chunks_exact(2);
+            Ok(pairs.map(|pair| [pair[0], pair[1]].map(f32::from_bits)).collect())
+        })
     }
 
-    /// The live words of a sequence's pages on one side, in order: dead slots read as zero. Waits for the queue.
+    /// The live words of a sequence's pages on one side of a layer, in the order of [`Book::held_pages`]: dead slots read
+    /// as zero. A future that does not block.
     ///
     /// # Errors
-    /// [`Error::UnknownSequence`], [`Error::Shape`] for a layer or side that does not exist, [`Error::Device`].
-    pub fn live_words(&self, id: SequenceId, layer: u32, side: usize) -> Result<Vec<u32>> {
-        self.book.check_layer(layer)?;
-        let read = |waiting: bool| -> Result<Vec<u32>> {
-            match self.pool(layer, side, waiting) {
-                Some(buffer) => self.gpu.read("pages", buffer, buffer.size() as usize / 4),
-                None => Ok(Vec::new()),
+    /// [`Error::UnknownSequence`], [`Error::Shape`] for a layer that does not exist, [`Error::Device`].
+    pub fn live_words(
+        &self,
+        id: SequenceId,
+        layer: u32,
+        side: usize,
+    ) -> Result<impl Future<Output = Result<Vec<u32>>> + use<>> {
+        self.book.geometry().class(layer)?;
+        let mut held = self.book.held_pages(id)?;
+        held.retain(|page| page.layer == layer && page.pool.side == side);
+        self.words_of(held)
+    }
+
+    fn words_of(&self, held: Vec<HeldPage>) -> Result<impl Future<Output = Result<Vec<u32>>> + use<>> {
+        let mut ranges = Vec::new();
+        for page in &held {
+            let (buffer, number) = self.locate(page)?;
+            let bytes = page.layout.bytes();
+            ranges.push((buffer, u64::from(number) * bytes..u64::from(number + 1) * bytes));
+        }
+        let read = self.gpu.read_back("pages", &ranges)?;
+        Ok(async move {
+            let words = read.await?;
+            let mut rest = &words[..];
+            let mut live = Vec::with_capacity(words.len());
+            for page in &held {
+                let (words, after) = rest.split_at(page.layout.words as usize);
+                live.extend(page.live_words(words));
+                rest = after;
             }
-        };
-        let pools = [read(false)?, read(true)?];
-        self.book
-            .live_words(id, side, |waiting| pools[usize::from(waiting)].clone())
+            Ok(live)
+        })
     }
 
-    /// A layer's pool of packed pages, or of pages in which tokens wait (where there is one).
-    pub fn pool(&self, layer: u32, side: usize, waiting: bool) -> Option<&wgpu::Buffer> {
-        let pools = self.layers.get(layer as usize)?;
-        if waiting {
-            pools.waiting.get(side)?.as_ref()
-        } else {
-            pools.packed.get(side)
-        }
-    }
-}
-
-/// The buffers of one step.
-#[derive(Debug)]
-struct Lists {
-    /// Per side: direct, wait, pack.
-    writes: [[wgpu::Buffer; 3]; 2],
-    table: wgpu::Buffer,
-    /// By how far queries see: layers may differ. Each is made when it is first needed, the causal one with the step.
-    attention: Mutex<BTreeMap<Reach, Arc<AttentionLists>>>,
-    lse: wgpu::Buffer,
-}
-
-/// The buffers of attention with one reach.
-#[derive(Debug)]
-struct AttentionLists {
-    /// Work items and their number, by kernel.
-    items: BTreeMap<SegmentKind, (wgpu::Buffer, u32)>,
-    merges: wgpu::Buffer,
-    /// The cache's own, where they are enough.
-    partials: Partials,
-}
-
-/// A planned step. Commands are recorded layer by layer, then the step is committed; dropped, it is taken back.
-#[derive(Debug)]
-pub struct Step<'a> {
-    cache: &'a mut KvCache,
-    plan: Option<StepPlan>,
-    lists: Lists,
-}
-
-impl Step<'_> {
-    /// Rows of k, v and q: new tokens of all sequences, in the order of the requests.
-    pub fn tokens(&self) -> u32 {
-        self.plan.as_ref().map_or(0, |plan| plan.tokens)
+    fn locate(&self, page: &HeldPage) -> Result<(&wgpu::Buffer, u32)> {
+        let (buffer, number) = self.book.locate(page.pool, page.page);
+        Ok((
+            self.buffer(page.layer, page.pool.side, page.pool.waiting, buffer)?,
+            number,
+        ))
     }
 
-    /// Records the append of f32 rows, `[token][head][channel]`, to a layer.
+    /// A buffer of a layer's pages, packed or in full precision.
     ///
     /// # Errors
-    /// [`Error::Shape`] for a layer that does not exist or a buffer that is too small; [`Error::Limit`].
-    pub fn append(
-        &self,
-        pass: &mut wgpu::ComputePass<'_>,
-        layer: u32,
-        k: &wgpu::Buffer,
-        v: &wgpu::Buffer,
-    ) -> Result<()> {
-        let Some(plan) = &self.plan else { return Ok(()) };
-        self.check_rows(layer, [(k, "k bytes", K), (v, "v bytes", V)])?;
-        for (s, rows) in [k, v].into_iter().enumerate() {
-            self.append_side(plan, pass, layer, s, rows)?;
-        }
-        Ok(())
+    /// [`Error::Shape`] for a layer, side or buffer that does not exist.
+    pub fn buffer(&self, layer: u32, side: usize, waiting: bool, number: u32) -> Result<&wgpu::Buffer> {
+        let pools = self.layers.get(layer as usize);
+        let buffers = pools.and_then(|pools| Some(&pools.get(side)?[usize::from(waiting)]));
+        let buffer = buffers.and_then(|buffers| buffers.get(number as usize));
+        buffer.ok_or_else(|| Error::Shape {
+            what: "buffer of pages",
+            value: u64::from(number),
+            limit: format!(
+                "layer {layer}, side {side} has {} such buffers now",
+                buffers.map_or(0, Vec::len)
+            ),
+            advice: "ask Book::pools for the buffers that exist".to_owned(),
+        })
     }
 
-    fn append_side(
-        &self,
-        plan: &StepPlan,
-        pass: &mut wgpu::ComputePass<'_>,
-        layer: u32,
-        s: usize,
-        rows: &wgpu::Buffer,
-    ) -> Result<()> {
-        let KvCache {
-            gpu,
-            book,
-            layers,
-            sides,
-            tensor_scales,
-            status,
-            ..
-        } = &*self.cache;
-        let page = book.geometry().packed[s];
-        let pools = &layers[layer as usize];
-        let tensor = layer * 2 + s as u32;
-        let kernels = &sides[s];
-        if let Some(kernel) = &kernels.scale_from_rows {
-            self.largest_of(plan, pass, layer, (s, rows), &self.cache.largest)?;
-            let params = tensor_scale::Params {
-                first: tensor,
-                slots: 1,
-            };
-            kernel.encode(gpu, pass, [&self.cache.largest, tensor_scales], params)?;
-        }
-        let [direct, wait, pack] = &self.lists.writes[s];
-        let writes = &plan.sides[s];
-        let dense = RowStrides::dense(&page);
-        let buffers = |source, runs, pages| quantize::Buffers {
-            source,
-            runs,
-            tensor_scales,
-            pages,
-            status,
-        };
-        if let Some(kernel) = &kernels.direct {
-            let b = buffers(rows, direct, &pools.packed[s]);
-            kernel.encode(gpu, pass, &b, writes.direct.len() as u32, dense, tensor)?;
-        }
-        let Some(waiting) = &pools.waiting[s] else {
-            return Ok(());
-        };
-        if let Some(kernel) = &kernels.wait {
-            let b = buffers(rows, wait, waiting);
-            kernel.encode(gpu, pass, &b, writes.wait.len() as u32, dense, tensor)?;
-        }
-        let b = buffers(waiting, pack, &pools.packed[s]);
-        match &kernels.pack {
-            Some(Pack::Rows(kernel)) => kernel.encode(gpu, pass, &b, writes.pack.len() as u32, dense, tensor),
-            Some(Pack::Groups(kernel)) => kernel.encode(gpu, pass, &b, writes.pack.len() as u32),
-            None => Ok(()),
-        }
-    }
-
-    fn largest_of(
-        &self,
-        plan: &StepPlan,
-        pass: &mut wgpu::ComputePass<'_>,
-        layer: u32,
-        (s, rows): (usize, &wgpu::Buffer),
-        largest: &wgpu::Buffer,
-    ) -> Result<()> {
-        let page = self.cache.book.geometry().packed[s];
-        let numbers = u64::from(plan.tokens) * u64::from(page.heads) * u64::from(page.head_dim);
-        let numbers = u32::try_from(numbers).map_err(|_| Error::Limit {
-            what: "numbers of one step on one side".to_owned(),
-            needed: numbers,
-            allowed: u64::from(u32::MAX),
-            advice: "append in smaller chunks".to_owned(),
-        })?;
-        let params = amax::Params {
-            numbers,
-            offset: 0,
-            slot: layer * 2 + s as u32,
-        };
-        self.cache
-            .amax
-            .encode(&self.cache.gpu, pass, [rows, largest], params)
-    }
-
-    /// Records the calibration of per-tensor scales on a layer's rows: their largest magnitude is remembered for
-    /// [`KvCache::calibrated`].
+    /// A sequence as bytes, with a version and a checksum, as of all that was submitted before this call: a future that
+    /// does not block. `restore` takes the bytes, in this cache or another of the same spec.
     ///
     /// # Errors
-    /// [`crate::Error::Limit`].
-    pub fn calibrate(
-        &self,
-        pass: &mut wgpu::ComputePass<'_>,
-        layer: u32,
-        k: &wgpu::Buffer,
-        v: &wgpu::Buffer,
-    ) -> Result<()> {
-        let Some(plan) = &self.plan else { return Ok(()) };
-        self.check_rows(layer, [(k, "k bytes", K), (v, "v bytes", V)])?;
-        self.largest_of(plan, pass, layer, (K, k), &self.cache.observed)?;
-        self.largest_of(plan, pass, layer, (V, v), &self.cache.observed)
+    /// [`Error::UnknownSequence`]; [`Error::Usage`] where per-tensor scales come from rows; [`Error::Device`].
+    pub fn save(&self, id: SequenceId) -> Result<impl Future<Output = Result<Vec<u8>>> + use<>> {
+        let head = saved::head(&self.book, id)?;
+        let words = self.words_of(self.book.held_pages(id)?)?;
+        Ok(async move { Ok(saved::finish(head, &words.await?)) })
     }
 
-    /// Records attention of a layer: queries `[token][query head][channel]` into outputs of the same shape, each a buffer of
-    /// f32 or [`Floats::f16`]. Layers may differ in their options.
+    /// A new sequence from saved bytes; the pages are written before the next submission. All or nothing.
     ///
     /// # Errors
-    /// Those of [`AttentionOptions::check`]; [`Error::Shape`] for a layer that does not exist and a buffer that is too
-    /// small; [`Error::Limit`]; [`Error::Shader`] where the driver refuses a kernel.
-    pub fn attend<'b>(
-        &self,
-        pass: &mut wgpu::ComputePass<'_>,
-        layer: u32,
-        q: impl Into<Floats<'b>>,
-        output: impl Into<Floats<'b>>,
-        options: &AttentionOptions<&wgpu::Buffer>,
-    ) -> Result<()> {
-        let Some(plan) = &self.plan else { return Ok(()) };
-        let (q, output) = (q.into(), output.into());
-        let cache = &*self.cache;
-        let spec = cache.book.spec();
-        options.check()?;
-        check_sinks(options.sinks, spec.q_heads)?;
-        self.check_rows(layer, [])?;
-        let heads = u64::from(plan.tokens) * u64::from(spec.q_heads);
-        let bytes = |floats: Floats<'_>, head_dim: u32| heads * u64::from(head_dim * floats.float.bytes());
-        check_bytes("q bytes", q.buffer, bytes(q, spec.k_head_dim))?;
-        check_bytes("output bytes", output.buffer, bytes(output, spec.v_head_dim))?;
-        let lists = self.attention_lists(plan, options.reach())?;
-        let partials = &lists.partials;
-        let pools = &cache.layers[layer as usize];
-        for (kind, (items, count)) in &lists.items {
-            let side = |s: usize, waits: bool| match (waits, &pools.waiting[s]) {
-                (true, Some(pages)) => pages,
-                _ => &pools.packed[s],
-            };
-            let buffers = attention_split::Buffers {
-                items,
-                page_table: &self.lists.table,
-                q: q.buffer,
-                k_pages: side(K, kind.k_waits),
-                v_pages: side(V, kind.v_waits),
-                tensor_scales: &cache.tensor_scales,
-                partial_o: &partials.o,
-                partial_ml: &partials.ml,
-            };
-            let tensor = [layer * 2, layer * 2 + 1];
-            cache
-                .attention(*kind, q.float)?
-                .encode(&cache.gpu, pass, &buffers, *count, options, tensor)?;
+    /// [`Error::Restore`] for bytes that are damaged or from a cache of another spec; [`Error::CacheFull`];
+    /// [`Error::Usage`] as [`KvCache::save`]; [`Error::Device`].
+    pub fn restore(&mut self, bytes: &[u8]) -> Result<SequenceId> {
+        let (id, words) = self.book.restore(bytes)?;
+        let written = self.grow().and_then(|()| self.write(id, &words));
+        if let Err(e) = written {
+            self.book.free(id)?;
+            return Err(e);
         }
-        let merge = [
-            &lists.merges,
-            &partials.o,
-            &partials.ml,
-            output.buffer,
-            &self.lists.lse,
-        ];
-        cache
-            .merge(output.float)?
-            .encode(&cache.gpu, pass, merge, options.sinks, plan.tokens)
+        Ok(id)
     }
 
-    fn attention_lists(&self, plan: &StepPlan, reach: Reach) -> Result<Arc<AttentionLists>> {
-        let mut made = self
-            .lists
-            .attention
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if let Some(lists) = made.get(&reach) {
-            return Ok(lists.clone());
+    fn write(&self, id: SequenceId, words: &[u32]) -> Result<()> {
+        let mut rest = words;
+        let mut writes = Vec::new();
+        for page in self.book.held_pages(id)? {
+            let (words, after) = rest.split_at(page.layout.words as usize);
+            let (buffer, number) = self.locate(&page)?;
+            writes.push((buffer, u64::from(number) * page.layout.bytes(), words));
+            rest = after;
         }
-        let lists = Arc::new(self.cache.attention_lists(&plan.attention_within(reach)?)?);
-        made.insert(reach, lists.clone());
-        Ok(lists)
-    }
-
-    /// Refuses a layer that the cache lacks and rows that a buffer is too small for.
-    fn check_rows<const N: usize>(
-        &self,
-        layer: u32,
-        rows: [(&wgpu::Buffer, &'static str, usize); N],
-    ) -> Result<()> {
-        self.cache.book.check_layer(layer)?;
-        for (buffer, what, s) in rows {
-            let page = self.cache.book.geometry().packed[s];
-            let row = u64::from(page.heads) * u64::from(page.head_dim) * 4;
-            check_bytes(what, buffer, u64::from(self.tokens()) * row)?;
-        }
-        Ok(())
-    }
-
-    /// The LSE of the layer attended last, `[token][query head]`.
-    pub fn lse(&self) -> &wgpu::Buffer {
-        &self.lists.lse
-    }
-
-    /// Makes the step part of the cache.
-    ///
-    /// # Errors
-    /// As [`Book::commit`]; not while the step has held its cache, as it does.
-    pub fn commit(mut self) -> Result<()> {
-        match self.plan.take() {
-            Some(plan) => self.cache.book.commit(plan),
-            None => Ok(()),
-        }
+        self.gpu.checked("restoring a sequence", || {
+            for (buffer, offset, words) in writes {
+                self.gpu
+                    .queue()
+                    .write_buffer(buffer, offset, bytemuck::cast_slice(words));
+            }
+        })
     }
 }
 
-/// Refuses a buffer that kernels cannot bind, or that holds less than a step reads or writes.
-fn check_bytes(what: &'static str, buffer: &wgpu::Buffer, needed: u64) -> Result<()> {
-    if !buffer.usage().contains(wgpu::BufferUsages::STORAGE) {
-        return Err(Error::Usage {
-            asked: format!("a buffer for {}", what.trim_end_matches(" bytes")),
-            reason: "it was made without the usage STORAGE".to_owned(),
-            advice: "create it with wgpu::BufferUsages::STORAGE".to_owned(),
-        });
-    }
-    if buffer.size() >= needed {
-        return Ok(());
-    }
-    Err(Error::Shape {
-        what,
-        value: buffer.size(),
-        limit: format!("the rows of this step take {needed} bytes"),
-        advice: "pass a buffer with a row for each new token".to_owned(),
+fn side_kernels(gpu: &Gpu, spec: &CacheSpec, class: &Class, s: usize) -> Result<SideKernels> {
+    let page = &class.packed[s];
+    let waits = class.waits[s];
+    let from_rows =
+        page.side.layout == ScaleLayout::PerTensor && spec.tensor_scales == TensorScales::FromRows;
+    let pack = |waiting| -> Result<Pack> {
+        Ok(match page.side.layout.token_group() {
+            1 => Pack::Rows(Quantize::plan(gpu, page, &Source::Pages(waiting))?),
+            _ => Pack::Groups(QuantizeGroup::plan(gpu, page, &waiting)?),
+        })
+    };
+    Ok(SideKernels {
+        direct: match waits {
+            true => None,
+            false => Some(Quantize::plan(gpu, page, &Source::F32)?),
+        },
+        wait: match &class.waiting[s] {
+            None => None,
+            Some(waiting) => Some(Quantize::plan(gpu, waiting, &Source::F32)?),
+        },
+        pack: class.waiting[s].filter(|_| waits).map(pack).transpose()?,
+        scale_from_rows: match from_rows {
+            true => Some(TensorScale::plan(gpu, page.side.element)?),
+            false => None,
+        },
     })
-}
-
-impl Drop for Step<'_> {
-    fn drop(&mut self) {
-        if let Some(plan) = self.plan.take() {
-            self.cache.book.abandon(plan);
-        }
-    }
 }

@@ -88,13 +88,12 @@ impl GpuModel {
         } = self;
         let step = cache.step(&[(id, ids.len() as u32)])?;
         let logits = gpu.submit("the forward pass", |encoder| {
-            let mut pass = encoder.begin_compute_pass(&Default::default());
             let mut run = Run {
                 gpu,
                 config: *config,
                 kernels,
                 step: &step,
-                pass: &mut pass,
+                encoder,
                 calibrates: *calibrates,
             };
             forward(&mut run, weights, ids, first_position)
@@ -105,16 +104,16 @@ impl GpuModel {
     }
 }
 
-struct Run<'a, 'p> {
+struct Run<'a> {
     gpu: &'a Gpu,
     config: Config,
     kernels: &'a ModelKernels,
     step: &'a Step<'a>,
-    pass: &'a mut wgpu::ComputePass<'p>,
+    encoder: &'a mut wgpu::CommandEncoder,
     calibrates: bool,
 }
 
-impl Run<'_, '_> {
+impl Run<'_> {
     fn tensor(&self, rows: u32, columns: u32) -> Result<Tensor> {
         let buffer = self
             .gpu
@@ -134,13 +133,18 @@ impl Run<'_, '_> {
             columns,
         };
         let buffers = [&x.buffer, &weight.buffer, &output.buffer];
-        self.kernels
-            .matmul(self.gpu, self.pass, buffers, params, transposed)?;
+        self.kernels.matmul(
+            self.gpu,
+            &mut self.encoder.begin_compute_pass(&Default::default()),
+            buffers,
+            params,
+            transposed,
+        )?;
         Ok(output)
     }
 }
 
-impl Backend for Run<'_, '_> {
+impl Backend for Run<'_> {
     type Tensor = Tensor;
 
     fn embed(&mut self, ids: &[u32], first_position: u32, weights: &Weights<Tensor>) -> Result<Tensor> {
@@ -157,7 +161,12 @@ impl Backend for Run<'_, '_> {
             &weights.positions.buffer,
             &output.buffer,
         ];
-        self.kernels.embed(self.gpu, self.pass, buffers, params)?;
+        self.kernels.embed(
+            self.gpu,
+            &mut self.encoder.begin_compute_pass(&Default::default()),
+            buffers,
+            params,
+        )?;
         Ok(output)
     }
 
@@ -168,8 +177,12 @@ impl Backend for Run<'_, '_> {
             columns: x.columns,
             epsilon: EPSILON as f32,
         };
-        self.kernels
-            .norm(self.gpu, self.pass, [&x.buffer, &output.buffer], params)?;
+        self.kernels.norm(
+            self.gpu,
+            &mut self.encoder.begin_compute_pass(&Default::default()),
+            [&x.buffer, &output.buffer],
+            params,
+        )?;
         Ok(output)
     }
 
@@ -185,7 +198,7 @@ impl Backend for Run<'_, '_> {
         let output = self.tensor(x.rows, x.columns)?;
         self.kernels.activation(
             self.gpu,
-            self.pass,
+            &mut self.encoder.begin_compute_pass(&Default::default()),
             [&x.buffer, &output.buffer],
             x.rows * x.columns,
         )?;
@@ -195,20 +208,24 @@ impl Backend for Run<'_, '_> {
     fn residual(&mut self, x: &Tensor, y: &Tensor) -> Result<Tensor> {
         let output = self.tensor(x.rows, x.columns)?;
         let buffers = [&x.buffer, &y.buffer, &output.buffer];
-        self.kernels
-            .residual(self.gpu, self.pass, buffers, x.rows * x.columns)?;
+        self.kernels.residual(
+            self.gpu,
+            &mut self.encoder.begin_compute_pass(&Default::default()),
+            buffers,
+            x.rows * x.columns,
+        )?;
         Ok(output)
     }
 
     fn attention(&mut self, layer: u32, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
         let output = self.tensor(q.rows, q.columns)?;
         if self.calibrates {
-            self.step.calibrate(self.pass, layer, &k.buffer, &v.buffer)?;
+            self.step.calibrate(self.encoder, layer, &k.buffer, &v.buffer)?;
         }
-        self.step.append(self.pass, layer, &k.buffer, &v.buffer)?;
+        self.step.append(self.encoder, layer, &k.buffer, &v.buffer)?;
         let options = AttentionOptions::default();
         self.step
-            .attend(self.pass, layer, &q.buffer, &output.buffer, &options)?;
+            .attend(self.encoder, layer, &q.buffer, &output.buffer, &options)?;
         Ok(output)
     }
 }

@@ -1,60 +1,50 @@
 //! The cache on the CPU: the same plans, carried out by the reference functions.
 
+use std::collections::BTreeMap;
+
 use super::{
     AttentionShape, Partials, amax, attention_merge, attention_split, quantize, quantize_group, tensor_scale,
 };
-use crate::cache::{Book, CacheSpec, K, SequenceId, StepPlan, TensorScales, V};
+use crate::cache::{Book, CacheSpec, HeldPage, K, PoolId, Runs, SequenceId, StepPlan, TensorScales, V};
 use crate::error::{Error, Result};
 use crate::formats::Element;
-use crate::options::{AttentionOptions, Reach};
-use crate::pages::PageLayout;
+use crate::options::AttentionOptions;
 use crate::scales::ScaleLayout;
 use crate::work::{SlotRun, Status};
-
-/// Words of one layer's pools.
-#[derive(Debug)]
-struct Pools {
-    packed: [Vec<u32>; 2],
-    waiting: [Vec<u32>; 2],
-}
 
 /// A cache in CPU memory that defines every bit of the GPU's.
 #[derive(Debug)]
 pub struct ReferenceCache {
     book: Book,
-    layers: Vec<Pools>,
+    /// Words of each layer's pools: one buffer each, as long as the pages used so far.
+    pools: BTreeMap<(u32, PoolId), Vec<u32>>,
     tensor_scales: Vec<[f32; 2]>,
     largest: Vec<[f32; 2]>,
     status: Status,
+}
+
+/// The runs of a plan whose pools are one buffer each.
+fn all(runs: &Runs) -> &[SlotRun] {
+    runs.get(&[0, 0]).map_or(&[], Vec::as_slice)
 }
 
 impl ReferenceCache {
     /// An empty cache.
     ///
     /// # Errors
-    /// As [`CacheSpec::geometry`].
+    /// As [`Book::new`].
     pub fn new(spec: CacheSpec) -> Result<ReferenceCache> {
-        let book = Book::new(spec)?;
-        let (spec, geometry) = (book.spec(), book.geometry());
-        let pool = |page: &PageLayout| vec![0; page.words as usize * spec.pages as usize];
-        let layers = (0..spec.layers)
-            .map(|_| Pools {
-                packed: [pool(&geometry.packed[K]), pool(&geometry.packed[V])],
-                waiting: geometry
-                    .waiting
-                    .map(|page| page.as_ref().map_or_else(Vec::new, pool)),
-            })
-            .collect();
-        let tensor_scales = match &spec.tensor_scales {
+        let book = Book::new(spec, None)?;
+        let layers = book.spec().layers.len();
+        let tensor_scales = match &book.spec().tensor_scales {
             TensorScales::Given(scales) if !scales.is_empty() => scales.clone(),
-            _ => vec![[0.0; 2]; spec.layers as usize],
+            _ => vec![[0.0; 2]; layers],
         };
-        let largest = vec![[0.0; 2]; spec.layers as usize];
         Ok(ReferenceCache {
             book,
-            layers,
+            pools: BTreeMap::new(),
             tensor_scales,
-            largest,
+            largest: vec![[0.0; 2]; layers],
             status: Status::default(),
         })
     }
@@ -82,24 +72,26 @@ impl ReferenceCache {
             .collect()
     }
 
-    /// Words of a layer's pool.
-    pub fn pool(&self, layer: u32, side: usize, waiting: bool) -> &[u32] {
-        let pools = &self.layers[layer as usize];
-        if waiting {
-            &pools.waiting[side]
-        } else {
-            &pools.packed[side]
+    /// Words of a layer's pool, packed or in full precision, to look at or to poison what attention must not read: as many
+    /// pages as have been used so far.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for a layer that does not exist.
+    pub fn pool_mut(&mut self, layer: u32, side: usize, waiting: bool) -> Result<&mut Vec<u32>> {
+        let class = self.book.geometry().class_index(layer)?;
+        let id = PoolId { class, side, waiting };
+        let made = self.book.pools().find(|pool| pool.id == id);
+        let words = made.map_or(0, |pool| pool.made as usize * pool.layout.words as usize);
+        let pool = self.pools.entry((layer, id)).or_default();
+        if pool.len() < words {
+            pool.resize(words, 0);
         }
+        Ok(pool)
     }
 
-    /// The same words, to poison what attention must not read.
-    pub fn pool_mut(&mut self, layer: u32, side: usize, waiting: bool) -> &mut Vec<u32> {
-        let pools = &mut self.layers[layer as usize];
-        if waiting {
-            &mut pools.waiting[side]
-        } else {
-            &mut pools.packed[side]
-        }
+    fn pool(&self, layer: u32, class: usize, side: usize, waiting: bool) -> &[u32] {
+        let id = PoolId { class, side, waiting };
+        self.pools.get(&(layer, id)).map_or(&[], Vec::as_slice)
     }
 
     /// Appends the step's rows, `[token][head][channel]`, to a layer.
@@ -107,9 +99,9 @@ impl ReferenceCache {
     /// # Errors
     /// [`Error::Shape`] for a layer that does not exist or rows that are too few.
     pub fn append(&mut self, plan: &StepPlan, layer: u32, k: &[f32], v: &[f32]) -> Result<()> {
-        self.book.check_layer(layer)?;
+        let class = self.book.geometry().class_index(layer)?;
         for (s, rows) in [k, v].into_iter().enumerate() {
-            let page = self.book.geometry().packed[s];
+            let page = self.book.geometry().classes[class].packed[s];
             check_len(
                 ["k numbers", "v numbers"][s],
                 rows.len(),
@@ -118,40 +110,65 @@ impl ReferenceCache {
             )?;
         }
         for (s, rows) in [k, v].into_iter().enumerate() {
-            self.append_side(plan, layer as usize, s, rows);
+            self.pool_mut(layer, s, false)?;
+            self.pool_mut(layer, s, true)?;
+            self.append_side(plan, layer, class, s, rows);
         }
         Ok(())
     }
 
-    fn append_side(&mut self, plan: &StepPlan, layer: usize, s: usize, rows: &[f32]) {
-        let page = self.book.geometry().packed[s];
+    fn append_side(&mut self, plan: &StepPlan, layer: u32, class: usize, s: usize, rows: &[f32]) {
+        let geometry = &self.book.geometry().classes[class];
+        let page = geometry.packed[s];
         let status = &mut self.status;
-        let Pools { packed, waiting } = &mut self.layers[layer];
-        let largest = amax(rows.iter().copied(), self.largest[layer][s]);
-        self.largest[layer][s] = largest;
+        let [mut packed, mut waiting] = [false, true].map(|waiting| {
+            let id = PoolId {
+                class,
+                side: s,
+                waiting,
+            };
+            self.pools.remove(&(layer, id)).unwrap_or_default()
+        });
+        for copy in plan.classes[class].copies.iter().filter(|copy| copy.side == s) {
+            let (pool, page) = match copy.waiting {
+                true => (&mut waiting, geometry.page(s, true)),
+                false => (&mut packed, page),
+            };
+            pool.copy_within(page.range(copy.from.1), page.range(copy.to.1).start);
+        }
+        let number = layer as usize;
+        let largest = amax(rows.iter().copied(), self.largest[number][s]);
+        self.largest[number][s] = largest;
         if page.side.layout == ScaleLayout::PerTensor
             && self.book.spec().tensor_scales == TensorScales::FromRows
         {
-            self.tensor_scales[layer][s] = tensor_scale(page.side.element, largest);
-            self.largest[layer][s] = 0.0;
+            self.tensor_scales[number][s] = tensor_scale(page.side.element, largest);
+            self.largest[number][s] = 0.0;
         }
-        let scale = self.tensor_scales[layer][s];
+        let scale = self.tensor_scales[number][s];
         let row = |run: &SlotRun, i: u32, head: u32, channel: u32| {
             rows[(((run.source + i) * page.heads + head) * page.head_dim + channel) as usize]
         };
-        quantize(&page, &plan.sides[s].direct, row, scale, &mut packed[s], status);
-        let Some(from) = self.book.geometry().waiting[s] else {
-            return;
-        };
-        quantize(&from, &plan.sides[s].wait, row, 1.0, &mut waiting[s], status);
-        let waited = |run: &SlotRun, i: u32, head: u32, channel: u32| {
-            let words = &waiting[s][run.source as usize * from.words as usize..][..from.words as usize];
-            from.number(words, run.slot + i, head, channel, 1.0)
-        };
-        if page.side.layout.token_group() > 1 {
-            quantize_group(&page, &plan.sides[s].pack, waited, &mut packed[s], status);
-        } else {
-            quantize(&page, &plan.sides[s].pack, waited, scale, &mut packed[s], status);
+        for round in &plan.classes[class].rounds[s] {
+            quantize(&page, all(&round.direct), row, scale, &mut packed, status);
+            let Some(from) = geometry.waiting[s] else { continue };
+            quantize(&from, all(&round.wait), row, 1.0, &mut waiting, status);
+            let waited = |run: &SlotRun, i: u32, head: u32, channel: u32| {
+                from.number(&waiting[from.range(run.source)], run.slot + i, head, channel, 1.0)
+            };
+            if page.side.layout.token_group() > 1 {
+                quantize_group(&page, all(&round.pack), waited, &mut packed, status);
+            } else {
+                quantize(&page, all(&round.pack), waited, scale, &mut packed, status);
+            }
+        }
+        for (words, waiting) in [(packed, false), (waiting, true)] {
+            let id = PoolId {
+                class,
+                side: s,
+                waiting,
+            };
+            self.pools.insert((layer, id), words);
         }
     }
 
@@ -168,8 +185,8 @@ impl ReferenceCache {
         options: &AttentionOptions<&[f32]>,
     ) -> Result<(Vec<f64>, Vec<f64>)> {
         options.check()?;
-        self.book.check_layer(layer)?;
-        let (spec, geometry) = (self.book.spec(), self.book.geometry());
+        let class = self.book.geometry().class_index(layer)?;
+        let (spec, geometry) = (self.book.spec(), &self.book.geometry().classes[class]);
         check_len("q numbers", q.len(), plan.tokens, spec.q_heads * spec.k_head_dim)?;
         if let Some(few) = options.sinks.filter(|sinks| sinks.len() < spec.q_heads as usize) {
             return Err(Error::Shape {
@@ -179,51 +196,80 @@ impl ReferenceCache {
                 advice: "give one for each query head".to_owned(),
             });
         }
-        let made;
-        let work = if options.reach() == Reach::default() {
-            &plan.attention
-        } else {
-            made = plan.attention_within(options.reach())?;
-            &made
-        };
-        let mut partials = Partials::new(work.partials as usize, spec.v_head_dim);
-        for (kind, items) in &work.segments {
-            let (k, v) = (geometry.page(K, kind.k_waits), geometry.page(V, kind.v_waits));
-            let [k_pages, v_pages] =
-                [(K, kind.k_waits), (V, kind.v_waits)].map(|(s, waits)| self.pool(layer, s, waits));
-            let [k_tensor_scale, v_tensor_scale] = self.tensor_scales[layer as usize];
-            let shape = AttentionShape {
-                k,
-                v,
-                q_heads: spec.q_heads,
-                options: *options,
-                k_tensor_scale,
-                v_tensor_scale,
-            };
-            attention_split(&shape, items, &plan.table, q, k_pages, v_pages, &mut partials);
-        }
         let rows = plan.tokens as usize * spec.q_heads as usize;
         let (mut output, mut lse) = (vec![0.0; rows * spec.v_head_dim as usize], vec![0.0; rows]);
-        attention_merge(
-            &work.merges,
-            spec.q_heads,
-            spec.v_head_dim,
-            options.sinks,
-            &partials,
-            &mut output,
-            &mut lse,
-        );
+        for wave in plan.attention(class, options.reach())?.waves {
+            let mut partials = Partials::new(wave.partials as usize, spec.v_head_dim);
+            for (segment, items) in &wave.segments {
+                let waits = [segment.kind.k_waits, segment.kind.v_waits];
+                let [k_tensor_scale, v_tensor_scale] = self.tensor_scales[layer as usize];
+                let shape = AttentionShape {
+                    k: geometry.page(K, waits[K]),
+                    v: geometry.page(V, waits[V]),
+                    q_heads: spec.q_heads,
+                    options: *options,
+                    k_tensor_scale,
+                    v_tensor_scale,
+                };
+                let [k_pages, v_pages] = [K, V].map(|s| self.pool(layer, class, s, waits[s]));
+                let table = &plan.classes[class].table;
+                attention_split(&shape, items, table, q, k_pages, v_pages, &mut partials);
+            }
+            attention_merge(
+                &wave.merges,
+                spec.q_heads,
+                spec.v_head_dim,
+                options.sinks,
+                &partials,
+                &mut output,
+                &mut lse,
+            );
+        }
         Ok((output, lse))
     }
 
-    /// The live words of a sequence's packed and waiting pages, in order, for comparison: dead slots read as zero.
+    /// The live words of a sequence's pages on one side of a layer, in the order of [`Book::held_pages`], for comparison:
+    /// dead slots read as zero.
     ///
     /// # Errors
-    /// [`crate::Error::UnknownSequence`], [`Error::Shape`] for a layer or side that does not exist.
+    /// [`Error::UnknownSequence`], [`Error::Shape`] for a layer that does not exist.
     pub fn live_words(&self, id: SequenceId, layer: u32, side: usize) -> Result<Vec<u32>> {
-        self.book.check_layer(layer)?;
-        self.book
-            .live_words(id, side, |waiting| self.pool(layer, side, waiting).to_vec())
+        self.book.geometry().class(layer)?;
+        let mut held = self.book.held_pages(id)?;
+        held.retain(|page| page.layer == layer && page.pool.side == side);
+        Ok(self.words_of(&held))
+    }
+
+    fn words_of(&self, held: &[HeldPage]) -> Vec<u32> {
+        let words = held.iter().flat_map(|page| {
+            let pool = self.pool(page.layer, page.pool.class, page.pool.side, page.pool.waiting);
+            page.live_words(&pool[page.layout.range(page.page)])
+        });
+        words.collect()
+    }
+
+    /// A sequence as bytes: those of [`crate::cache::KvCache::save`].
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`]; [`Error::Usage`] where per-tensor scales come from rows.
+    pub fn save(&self, id: SequenceId) -> Result<Vec<u8>> {
+        self.book.save(id, &self.words_of(&self.book.held_pages(id)?))
+    }
+
+    /// A new sequence from saved bytes. All or nothing.
+    ///
+    /// # Errors
+    /// As [`crate::cache::KvCache::restore`].
+    pub fn restore(&mut self, bytes: &[u8]) -> Result<SequenceId> {
+        let (id, words) = self.book.restore(bytes)?;
+        let mut rest = &words[..];
+        for page in self.book.held_pages(id)? {
+            let (words, after) = rest.split_at(page.layout.words as usize);
+            let pool = self.pool_mut(page.layer, page.pool.side, page.pool.waiting)?;
+            pool[page.layout.range(page.page)].copy_from_slice(words);
+            rest = after;
+        }
+        Ok(id)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Attention on the GPU against the CPU reference, within twice the error of a plain f32 attention.
 
 use half::f16;
-use kvpack::cache::{CacheSpec, KvCache, TensorScales};
+use kvpack::cache::{CacheSpec, KvCache};
 use kvpack::formats::ALL;
 use kvpack::kernels::attention_merge::AttentionMerge;
 use kvpack::kernels::{FloatType, Floats};
@@ -585,14 +585,13 @@ fn shp_09_lengths_around_a_page_of_16() {
     let step = cache.step(&[(id, 17)]).unwrap();
     let [few, enough] = [16, 17].map(|rows| gpu.upload("rows", &vec![0.0_f32; rows * 16]).unwrap());
     gpu.submit("shp_09", |encoder| {
-        let mut pass = encoder.begin_compute_pass(&Default::default());
         for [k, v] in [[&few, &enough], [&enough, &few]] {
-            let refused = step.append(&mut pass, 0, k, v).unwrap_err();
+            let refused = step.append(encoder, 0, k, v).unwrap_err();
             assert!(refused.to_string().contains("1088 bytes"), "{refused}");
         }
         for [q, output] in [[&few, &enough], [&enough, &few]] {
             let options = AttentionOptions::default();
-            let refused = step.attend(&mut pass, 0, q, output, &options).unwrap_err();
+            let refused = step.attend(encoder, 0, q, output, &options).unwrap_err();
             assert!(refused.to_string().contains("1088 bytes"), "{refused}");
         }
         Ok(())
@@ -603,18 +602,11 @@ fn shp_09_lengths_around_a_page_of_16() {
 /// A cache of f32 pages of 16 tokens, two heads of 8 channels.
 fn small_spec(pages: u32) -> CacheSpec {
     CacheSpec {
-        layers: 1,
-        q_heads: 2,
-        kv_heads: 2,
-        k_head_dim: 8,
-        v_head_dim: 8,
-        pair: Pair::same(Side::F32),
         page_tokens: 16,
-        window: [0; 2],
-        waiting: Side::F16,
-        pages,
-        tensor_scales: TensorScales::Given(Vec::new()),
+        ..CacheSpec::new(1, 2, 2, 8, Pair::same(Side::F32), 0)
     }
+    .with_pages(pages)
+    .unwrap()
 }
 
 /// Runs sequences together and each alone: the rows must have the same bits.
@@ -1103,13 +1095,13 @@ fn queries_in_f16_are_read_as_they_are() {
 #[test]
 fn a_cache_skips_splits_outside_the_window() {
     let spec = small_spec(64);
-    let layout = pages(spec.pair, 2, 8, 16);
+    let layout = pages(spec.layers[0].pair, 2, 8, 16);
     let sequence = &random_sequences(&layout, 2, &[701], 701)[0];
     let mut reference = ReferenceCache::new(spec.clone()).unwrap();
     let id = reference.book_mut().open();
     let gpu = common::gpu("a_cache_skips_splits_outside_the_window");
     let mut cache = gpu.map(|gpu| KvCache::new(gpu, spec.clone()).unwrap());
-    assert!(cache.as_mut().is_none_or(|cache| cache.open() == id));
+    let our = cache.as_mut().map(|cache| cache.open());
     let mut done = 0;
     // Splits of 512 tokens: two in the end. Prefill, then one token.
     for new in [700, 1] {
@@ -1124,9 +1116,10 @@ fn a_cache_skips_splits_outside_the_window() {
         let plan = reference.book_mut().plan(&[(id, new as u32)], 1).unwrap();
         reference.append(&plan, 0, &k, &v).unwrap();
         let items = |options: &AttentionOptions<Vec<f32>>| {
-            let work = plan.attention_within(options.reach()).unwrap();
-            assert_eq!(work.merges.len(), new);
-            work.segments.values().map(Vec::len).sum::<usize>()
+            let waves = plan.attention(0, options.reach()).unwrap().waves;
+            assert_eq!(waves.iter().map(|wave| wave.merges.len()).sum::<usize>(), new);
+            let segments = waves.iter().flat_map(|wave| wave.segments.values());
+            segments.map(Vec::len).sum::<usize>()
         };
         let numbers = |window, causal| AttentionOptions {
             window,
@@ -1136,13 +1129,12 @@ fn a_cache_skips_splits_outside_the_window() {
         };
         let step = cache
             .as_mut()
-            .map(|cache| cache.step(&[(id, new as u32)]).unwrap());
+            .zip(our)
+            .map(|(cache, our)| cache.step(&[(our, new as u32)]).unwrap());
         let buffers = gpu.map(|gpu| [&k, &v, &q].map(|rows| gpu.upload("rows", rows).unwrap()));
         if let (Some(gpu), Some(step), Some([k, v, _])) = (gpu, &step, &buffers) {
-            gpu.submit("append", |encoder| {
-                step.append(&mut encoder.begin_compute_pass(&Default::default()), 0, k, v)
-            })
-            .unwrap();
+            gpu.submit("append", |encoder| step.append(encoder, 0, k, v))
+                .unwrap();
         }
         // Work items: (of the prefill, of the one token).
         for (window, causal, wanted) in [
@@ -1175,8 +1167,7 @@ fn a_cache_skips_splits_outside_the_window() {
             let sinks = gpu.upload("sinks", options.sinks.as_ref().unwrap()).unwrap();
             let output = gpu.upload("output", &vec![f32::NAN; new * 16]).unwrap();
             gpu.submit("attend", |encoder| {
-                let mut pass = encoder.begin_compute_pass(&Default::default());
-                step.attend(&mut pass, 0, q, &output, &options.map_sinks(|_| &sinks))
+                step.attend(encoder, 0, q, &output, &options.map_sinks(|_| &sinks))
             })
             .unwrap();
             let read = |buffer, count| -> Vec<f64> {
@@ -1219,8 +1210,7 @@ fn a_step_takes_f16_and_refuses_what_makes_no_sense() {
     });
     let plain = AttentionOptions::<&kvpack::wgpu::Buffer>::default();
     gpu.submit("f16", |encoder| {
-        let mut pass = encoder.begin_compute_pass(&Default::default());
-        step.append(&mut pass, 0, &kv, &kv)?;
+        step.append(encoder, 0, &kv, &kv)?;
         for (options, part) in [
             (
                 AttentionOptions {
@@ -1259,7 +1249,7 @@ fn a_step_takes_f16_and_refuses_what_makes_no_sense() {
             ),
         ] {
             let refused = step
-                .attend(&mut pass, 0, Floats::f16(&q), Floats::f16(&output), &options)
+                .attend(encoder, 0, Floats::f16(&q), Floats::f16(&output), &options)
                 .unwrap_err();
             assert!(refused.to_string().contains(part), "{refused}");
         }
@@ -1268,10 +1258,10 @@ fn a_step_takes_f16_and_refuses_what_makes_no_sense() {
             (Floats::from(&q), Floats::f16(&output), "q bytes"),
             (Floats::f16(&q), Floats::from(&output), "output bytes"),
         ] {
-            let refused = step.attend(&mut pass, 0, q, output, &plain).unwrap_err();
+            let refused = step.attend(encoder, 0, q, output, &plain).unwrap_err();
             assert!(refused.to_string().contains(part), "{refused}");
         }
-        step.attend(&mut pass, 0, Floats::f16(&q), Floats::f16(&output), &plain)
+        step.attend(encoder, 0, Floats::f16(&q), Floats::f16(&output), &plain)
     })
     .unwrap();
     step.commit().unwrap();

@@ -1,6 +1,6 @@
 //! The paged cache: the same bytes however rows arrive, on both devices; books that stay right when a step fails.
 
-use kvpack::cache::{CacheSpec, K, KvCache, PagesInUse, SequenceId, TensorScales, V};
+use kvpack::cache::{Book, CacheSpec, K, KvCache, LayerSpec, SequenceId, TensorScales, V};
 use kvpack::formats::Element;
 use kvpack::gpu::{Gpu, Selection};
 use kvpack::options::AttentionOptions;
@@ -18,19 +18,33 @@ const KV_HEADS: u32 = 2;
 const HEAD_DIMS: [u32; 2] = [24, 8];
 
 fn spec(pair: Pair, window: [u32; 2], pages: u32) -> CacheSpec {
-    CacheSpec {
-        layers: 1,
-        q_heads: 3 * KV_HEADS,
-        kv_heads: KV_HEADS,
-        k_head_dim: HEAD_DIMS[K],
-        v_head_dim: HEAD_DIMS[V],
-        pair,
-        page_tokens: pair.default_page_tokens(),
+    let layer = LayerSpec {
         window,
-        waiting: Side::F16,
-        pages,
+        ..LayerSpec::new(pair)
+    };
+    spec_of(layer, pages)
+}
+
+fn spec_of(layer: LayerSpec, pages: u32) -> CacheSpec {
+    CacheSpec {
+        v_head_dim: HEAD_DIMS[V],
+        layers: vec![layer],
+        sequences: 4,
         tensor_scales: TensorScales::Given(vec![[0.01, 0.02]]),
+        ..CacheSpec::new(1, 3 * KV_HEADS, KV_HEADS, HEAD_DIMS[K], layer.pair, 0)
     }
+    .with_pages(pages)
+    .unwrap()
+}
+
+/// Pages in use of K and V, packed or in full precision.
+fn used(book: &Book, waiting: bool) -> [u32; 2] {
+    [K, V].map(|side| {
+        let pools = book
+            .pools()
+            .filter(|pool| pool.id.side == side && pool.id.waiting == waiting);
+        pools.map(|pool| pool.used).sum()
+    })
 }
 
 fn row_numbers(side: usize) -> usize {
@@ -124,7 +138,7 @@ impl Cache for ReferenceCache {
 
     fn append(&mut self, requests: &[(SequenceId, u32)], k: &[f32], v: &[f32]) -> Result<()> {
         let plan = self.book_mut().plan(requests, 1)?;
-        for layer in 0..self.book().spec().layers {
+        for layer in 0..self.book().spec().layers.len() as u32 {
             ReferenceCache::append(self, &plan, layer, k, v).unwrap();
         }
         self.book_mut().commit(plan).unwrap();
@@ -146,6 +160,17 @@ impl OnGpu<'_> {
     }
 }
 
+impl OnGpu<'_> {
+    fn live_words(&self, id: SequenceId, side: usize) -> Vec<u32> {
+        let words = self.cache.live_words(id, 0, side).unwrap();
+        self.gpu.block_on(words).unwrap()
+    }
+
+    fn status(&self) -> kvpack::work::Status {
+        self.gpu.block_on(self.cache.status().unwrap()).unwrap()
+    }
+}
+
 impl Cache for OnGpu<'_> {
     fn open(&mut self) -> SequenceId {
         self.cache.open()
@@ -157,11 +182,10 @@ impl Cache for OnGpu<'_> {
 
     fn append(&mut self, requests: &[(SequenceId, u32)], k: &[f32], v: &[f32]) -> Result<()> {
         let (k, v) = (self.gpu.upload("k", k)?, self.gpu.upload("v", v)?);
-        let layers = self.cache.book().spec().layers;
+        let layers = self.cache.book().spec().layers.len() as u32;
         let step = self.cache.step(requests)?;
         self.gpu.submit("append", |encoder| {
-            let mut pass = encoder.begin_compute_pass(&Default::default());
-            (0..layers).try_for_each(|layer| step.append(&mut pass, layer, &k, &v))
+            (0..layers).try_for_each(|layer| step.append(encoder, layer, &k, &v))
         })?;
         step.commit().unwrap();
         Ok(())
@@ -211,7 +235,7 @@ fn chunks_do_not_change_the_bytes_on_the_reference() {
                 for s in [K, V] {
                     let [one, many] = [(&once, other), (&chunked, id)].map(|(cache, id)| {
                         (
-                            cache.book().boundaries(id).unwrap(),
+                            cache.book().boundaries(id, 0).unwrap(),
                             cache.live_words(id, 0, s).unwrap(),
                         )
                     });
@@ -252,14 +276,14 @@ fn gpu_pages_are_those_of_the_reference_for_every_side_window_and_chunking() {
                 let mut reference = ReferenceCache::new(spec.clone()).unwrap();
                 let mut gpu = OnGpu::new(gpu, spec);
                 let ids = [Cache::open(&mut reference), Cache::open(&mut reference)];
-                assert_eq!(ids, [gpu.open(), gpu.open()]);
+                let ours = [gpu.open(), gpu.open()];
                 for new in chunking {
-                    let parts = [(ids[0], 1, new[0]), (ids[1], 2, new[1])];
-                    reference.grow(Rows::Wild, &parts);
-                    gpu.grow(Rows::Wild, &parts);
+                    let parts = |ids: [SequenceId; 2]| [(ids[0], 1, new[0]), (ids[1], 2, new[1])];
+                    reference.grow(Rows::Wild, &parts(ids));
+                    gpu.grow(Rows::Wild, &parts(ours));
                 }
                 assert_eq!([reference.len(ids[0]), reference.len(ids[1])], [200, 70]);
-                let status = gpu.cache.status().unwrap();
+                let status = gpu.status();
                 assert_eq!(status, reference.status(), "{what}");
                 // f32 keeps what it is given.
                 assert!(
@@ -267,12 +291,10 @@ fn gpu_pages_are_those_of_the_reference_for_every_side_window_and_chunking() {
                     "{what}: {status:?}"
                 );
                 let mut bytes = Vec::new();
-                for id in ids {
+                for (our, id) in ours.into_iter().zip(ids) {
                     for s in [K, V] {
-                        let (ours, theirs) = (
-                            gpu.cache.live_words(id, 0, s).unwrap(),
-                            reference.live_words(id, 0, s).unwrap(),
-                        );
+                        let (ours, theirs) =
+                            (gpu.live_words(our, s), reference.live_words(id, 0, s).unwrap());
                         assert!(ours == theirs, "{what}: pages of {} differ", ["K", "V"][s]);
                         bytes.push(ours);
                     }
@@ -297,7 +319,9 @@ fn attention_crosses_the_boundary_between_packed_and_waiting_tokens() {
         let spec = CacheSpec {
             page_tokens: 32,
             ..spec(pair, [window; 2], 12)
-        };
+        }
+        .with_pages(12)
+        .unwrap();
         let (q_row, o_row) = (
             (spec.q_heads * HEAD_DIMS[K]) as usize,
             (spec.q_heads * HEAD_DIMS[V]) as usize,
@@ -305,7 +329,7 @@ fn attention_crosses_the_boundary_between_packed_and_waiting_tokens() {
         let mut reference = ReferenceCache::new(spec.clone()).unwrap();
         let mut cache = KvCache::new(gpu, spec.clone()).unwrap();
         let ids = [(); 3].map(|()| Cache::open(&mut reference));
-        assert_eq!(ids, [(); 3].map(|()| cache.open()));
+        let ours = [(); 3].map(|()| cache.open());
         // Prefill, decode, decode of some, and both in one step.
         let mut steps = vec![[70, 33, 1], [1, 1, 1], [1, 0, 1], [5, 1, 40]];
         steps.extend([[1; 3]; 18]);
@@ -324,16 +348,13 @@ fn attention_crosses_the_boundary_between_packed_and_waiting_tokens() {
 
             let buffers = [&k, &v, &q].map(|rows| gpu.upload("rows", rows).unwrap());
             let output = gpu.zeros("output", (tokens * o_row * 4) as u64).unwrap();
-            let step = cache.step(&requests).unwrap();
+            let our_requests: Vec<_> = ours.into_iter().zip(*new).collect();
+            let step = cache.step(&our_requests).unwrap();
             gpu.submit("attention", |encoder| {
-                let mut pass = encoder.begin_compute_pass(&Default::default());
-                step.append(&mut pass, 0, &buffers[0], &buffers[1])?;
-                step.attend(&mut pass, 0, &buffers[2], &output, &AttentionOptions::default())
+                step.append(encoder, 0, &buffers[0], &buffers[1])?;
+                step.attend(encoder, 0, &buffers[2], &output, &AttentionOptions::default())
             })
             .unwrap();
-            let lse: Vec<f32> = gpu
-                .read("lse", step.lse(), tokens * spec.q_heads as usize)
-                .unwrap();
             step.commit().unwrap();
             let output: Vec<f32> = gpu.read("output", &output, tokens * o_row).unwrap();
 
@@ -343,9 +364,16 @@ fn attention_crosses_the_boundary_between_packed_and_waiting_tokens() {
             let (expected, expected_lse) = reference
                 .attend(&plan, 0, &q, &AttentionOptions::default())
                 .unwrap();
+            let waves = plan
+                .attention(0, AttentionOptions::<()>::default().reach())
+                .unwrap()
+                .waves;
+            let kinds = waves
+                .iter()
+                .flat_map(|wave| wave.segments.keys().map(|segment| segment.kind));
             let waits = (
-                plan.attention.segments.keys().any(|kind| kind.k_waits),
-                plan.attention.segments.keys().any(|kind| kind.v_waits),
+                kinds.clone().any(|kind| kind.k_waits),
+                kinds.clone().any(|kind| kind.v_waits),
             );
             reference.book_mut().commit(plan).unwrap();
             if window > 0 {
@@ -367,10 +395,11 @@ fn attention_crosses_the_boundary_between_packed_and_waiting_tokens() {
                 );
             }
         }
-        for (id, s) in ids.into_iter().flat_map(|id| [(id, K), (id, V)]) {
+        for (place, s) in (0..3).flat_map(|place| [(place, K), (place, V)]) {
+            let words = cache.live_words(ours[place], 0, s).unwrap();
             assert_eq!(
-                cache.live_words(id, 0, s).unwrap(),
-                reference.live_words(id, 0, s).unwrap()
+                gpu.block_on(words).unwrap(),
+                reference.live_words(ids[place], 0, s).unwrap()
             );
         }
     }
@@ -380,19 +409,16 @@ fn attention_crosses_the_boundary_between_packed_and_waiting_tokens() {
 fn books(cache: &ReferenceCache, ids: &[SequenceId]) -> impl PartialEq + std::fmt::Debug + use<> {
     let book = cache.book();
     let one = |&id: &SequenceId| {
-        let pages = [K, V].map(|side| {
-            (
-                book.packed_pages(id, side).unwrap().to_vec(),
-                book.waiting_pages(id, side).unwrap().clone(),
-            )
-        });
-        (book.len(id).unwrap(), book.boundaries(id).unwrap(), pages)
+        let pages: Vec<_> = book
+            .held_pages(id)
+            .unwrap()
+            .into_iter()
+            .map(|held| (held.pool, held.page))
+            .collect();
+        (book.len(id).unwrap(), book.boundaries(id, 0).unwrap(), pages)
     };
-    (
-        book.pages_in_use(),
-        book.bytes_in_use(),
-        ids.iter().map(one).collect::<Vec<_>>(),
-    )
+    let used = [false, true].map(|waiting| used(book, waiting));
+    (used, book.bytes_in_use(), ids.iter().map(one).collect::<Vec<_>>())
 }
 
 #[test]
@@ -401,9 +427,14 @@ fn a_full_cache_says_what_is_missing_and_changes_nothing() {
         ("int4", 0, "packed K"),
         ("int4c/int4", 0, "packed V"),
         ("f16/int4", 100, "packed K"),
-        ("int4c/f16", 100, "waiting K"),
+        ("int4c", 100, "full-precision K"),
     ] {
-        let mut cache = ReferenceCache::new(spec(pair.parse().unwrap(), [window; 2], 3)).unwrap();
+        let small = CacheSpec {
+            sequences: 1,
+            ..spec(pair.parse().unwrap(), [window; 2], 3)
+        };
+        let small = small.with_pages(3).unwrap();
+        let mut cache = ReferenceCache::new(small.clone()).unwrap();
         let (a, b) = (Cache::open(&mut cache), Cache::open(&mut cache));
         cache.grow(Rows::Plain, &[(a, 1, 70)]);
         let before = books(&cache, &[a, b]);
@@ -434,7 +465,7 @@ fn a_full_cache_says_what_is_missing_and_changes_nothing() {
         );
         // A smaller step works, and gives the bytes it always gives.
         cache.grow(Rows::Plain, &[(a, 1, 58), (b, 2, 60)]);
-        let mut other = ReferenceCache::new(spec(pair.parse().unwrap(), [window; 2], 3)).unwrap();
+        let mut other = ReferenceCache::new(small).unwrap();
         let id = Cache::open(&mut other);
         other.grow(Rows::Plain, &[(id, 1, 128)]);
         for s in [K, V] {
@@ -489,39 +520,30 @@ fn a_dropped_step_is_taken_back() {
         let mut reference = ReferenceCache::new(spec.clone()).unwrap();
         let id = Cache::open(&mut reference);
         let mut gpu = OnGpu::new(gpu, spec);
-        assert_eq!(id, gpu.open());
+        let our = gpu.open();
         reference.grow(Rows::Plain, &[(id, 1, 50)]);
-        gpu.grow(Rows::Plain, &[(id, 1, 50)]);
-        let before = gpu.cache.book().pages_in_use();
+        gpu.grow(Rows::Plain, &[(our, 1, 50)]);
+        let pages = |gpu: &OnGpu<'_>| [false, true].map(|waiting| used(gpu.cache.book(), waiting));
+        let before = pages(&gpu);
         // The rows even reach the pages before the step is dropped.
         let [k, v] = [K, V].map(|side| step_rows(Rows::Plain, side, &[(99, 0..100)]));
         let (k, v) = (gpu.gpu.upload("k", &k).unwrap(), gpu.gpu.upload("v", &v).unwrap());
-        let step = gpu.cache.step(&[(id, 100)]).unwrap();
+        let step = gpu.cache.step(&[(our, 100)]).unwrap();
         gpu.gpu
-            .submit("append", |encoder| {
-                let mut pass = encoder.begin_compute_pass(&Default::default());
-                step.append(&mut pass, 0, &k, &v)
-            })
+            .submit("append", |encoder| step.append(encoder, 0, &k, &v))
             .unwrap();
         drop(step);
-        assert_eq!(
-            (gpu.len(id), gpu.cache.book().pages_in_use()),
-            (50, before),
-            "{pair}"
-        );
+        assert_eq!((gpu.len(our), pages(&gpu)), (50, before), "{pair}");
         // To the last slot of the three pages: none was lost.
         for new in [0, 3, 60, 79] {
             reference.grow(Rows::Plain, &[(id, 1, new)]);
-            gpu.grow(Rows::Plain, &[(id, 1, new)]);
+            gpu.grow(Rows::Plain, &[(our, 1, new)]);
             for s in [K, V] {
-                let (ours, theirs) = (
-                    gpu.cache.live_words(id, 0, s).unwrap(),
-                    reference.live_words(id, 0, s).unwrap(),
-                );
-                assert!(ours == theirs, "{pair}, {} tokens, side {s}", gpu.len(id));
+                let (ours, theirs) = (gpu.live_words(our, s), reference.live_words(id, 0, s).unwrap());
+                assert!(ours == theirs, "{pair}, {} tokens, side {s}", gpu.len(our));
             }
         }
-        assert_eq!(gpu.cache.status().unwrap(), reference.status(), "{pair}");
+        assert_eq!(gpu.status(), reference.status(), "{pair}");
     }
 }
 
@@ -545,11 +567,8 @@ fn str_09_a_page_used_again_keeps_nothing_of_its_last_sequence() {
         Cache::append(&mut reference, &[(b, tokens as u32)], &k, &v).unwrap();
         let expected = ScaleType::F16.from_amax(value, 127.0).bits;
         for s in [K, V] {
-            let page = reference.book().geometry().packed[s];
-            assert_eq!(
-                scale(&|s| gpu.cache.live_words(a, 0, s).unwrap(), page, s),
-                expected
-            );
+            let page = reference.book().geometry().classes[0].packed[s];
+            assert_eq!(scale(&|s| gpu.live_words(a, s), page, s), expected);
             assert_eq!(
                 scale(&|s| reference.live_words(b, 0, s).unwrap(), page, s),
                 expected
@@ -557,7 +576,7 @@ fn str_09_a_page_used_again_keeps_nothing_of_its_last_sequence() {
         }
         gpu.cache.free(a).unwrap();
         reference.book_mut().free(b).unwrap();
-        assert_eq!(gpu.cache.book().pages_in_use(), PagesInUse::default());
+        assert_eq!(used(gpu.cache.book(), false), [0; 2]);
     }
     // 0.01 / 127 = 7.87e-5 = 1321.06 x 2^-24.
     assert_eq!(ScaleType::F16.from_amax(0.01, 127.0).bits, 0x0400 + 1321 - 1024);
@@ -586,21 +605,20 @@ fn str_09_a_given_scale_clips_later_rows_and_counts_them() {
     };
     let mut gpu = OnGpu::new(gpu, spec.clone());
     let mut reference = ReferenceCache::new(spec).unwrap();
-    let id = gpu.open();
-    assert_eq!(id, Cache::open(&mut reference));
+    let (our, id) = (gpu.open(), Cache::open(&mut reference));
     for (value, tokens) in [(1.0_f32, 13_u32), (1000.0, 1)] {
         let [k, v] = [K, V].map(|s| vec![value; tokens as usize * row_numbers(s)]);
-        gpu.append(&[(id, tokens)], &k, &v).unwrap();
+        gpu.append(&[(our, tokens)], &k, &v).unwrap();
         Cache::append(&mut reference, &[(id, tokens)], &k, &v).unwrap();
     }
     let clipped = (row_numbers(K) + row_numbers(V)) as u32;
-    let status = gpu.cache.status().unwrap();
+    let status = gpu.status();
     assert_eq!((status.non_finite, status.saturated), (0, clipped));
     assert_eq!(status, reference.status());
     for s in [K, V] {
-        let words = gpu.cache.live_words(id, 0, s).unwrap();
+        let words = gpu.live_words(our, s);
         assert_eq!(words, reference.live_words(id, 0, s).unwrap());
-        let page = reference.book().geometry().packed[s];
+        let page = reference.book().geometry().classes[0].packed[s];
         for slot in [0, 12, 13] {
             assert_eq!(
                 page.number(&words, slot, 1, 3, scale),
@@ -614,19 +632,15 @@ fn str_09_a_given_scale_clips_later_rows_and_counts_them() {
 #[test]
 fn pages_of_waiting_tokens_come_back_when_their_groups_close() {
     // Two waiting pages serve a sequence of any length that grows in small steps.
-    let mut cache = ReferenceCache::new(CacheSpec {
-        pages: 40,
-        ..spec("int4c/int4c".parse().unwrap(), [5; 2], 40)
-    })
-    .unwrap();
+    let mut cache = ReferenceCache::new(spec("int4c/int4c".parse().unwrap(), [5; 2], 40)).unwrap();
     let id = Cache::open(&mut cache);
     let mut most = 0;
     while cache.len(id) < 2000 {
         cache.grow(Rows::Plain, &[(id, 1, 7)]);
-        most = most.max(cache.book().pages_in_use().waiting[K]);
+        most = most.max(used(cache.book(), true)[K]);
         assert_eq!(
-            cache.book().pages_in_use().packed[K],
-            (cache.book().boundaries(id).unwrap()[K]).div_ceil(64)
+            used(cache.book(), false)[K],
+            (cache.book().boundaries(id, 0).unwrap()[K]).div_ceil(64)
         );
     }
     assert!(most <= 2, "{most}");
@@ -635,7 +649,7 @@ fn pages_of_waiting_tokens_come_back_when_their_groups_close() {
     for _ in 0..5 {
         let id = Cache::open(&mut cache);
         cache.grow(Rows::Plain, &[(id, 1, 75)]);
-        assert_eq!(cache.book().pages_in_use().waiting, [1; 2]);
+        assert_eq!(used(cache.book(), true), [1; 2]);
         cache.book_mut().free(id).unwrap();
     }
 }
@@ -646,24 +660,24 @@ fn specs_that_do_not_fit_are_refused_by_name() {
     let cases = [
         (
             CacheSpec {
-                layers: 0,
+                layers: Vec::new(),
                 ..good.clone()
             },
             "layers = 0",
         ),
         (
             CacheSpec {
-                layers: 1025,
+                layers: vec![good.layers[0]; 1025],
                 ..good.clone()
             },
             "layers = 1025",
         ),
         (
             CacheSpec {
-                pages: 0,
+                sequences: 0,
                 ..good.clone()
             },
-            "pages = 0",
+            "sequences = 0",
         ),
         (
             CacheSpec {
@@ -718,7 +732,7 @@ fn specs_that_do_not_fit_are_refused_by_name() {
         (
             CacheSpec {
                 page_tokens: 32,
-                pair: "int4c(64)/int4".parse().unwrap(),
+                layers: vec![LayerSpec::new("int4c(64)/int4".parse().unwrap())],
                 ..good.clone()
             },
             "G = 64",
@@ -748,7 +762,7 @@ fn scl_15_tensor_scales_out_of_range_are_refused_by_layer_and_side() {
     let given = |pair: &str, scales: Vec<[f32; 2]>| {
         let good = spec(pair.parse().unwrap(), [0; 2], 1);
         CacheSpec {
-            layers: 2,
+            layers: vec![good.layers[0]; 2],
             tensor_scales: TensorScales::Given(scales),
             ..good
         }
@@ -803,7 +817,7 @@ fn lng_09_decoding_allocates_nothing_that_stays() {
     let gpu = &Gpu::open(&Selection::default()).unwrap();
     let mut cache = KvCache::new(gpu, spec("int8".parse().unwrap(), [0; 2], 4)).unwrap();
     let id = cache.open();
-    let pools = cache.allocated_bytes();
+    let mut pools = None;
     let (mut reserved, mut most) = (None, 0);
     let rows = [row_numbers(K), row_numbers(V), 6 * HEAD_DIMS[K] as usize];
     let rows = rows.map(|numbers| gpu.upload("rows", &vec![0.5_f32; numbers]).unwrap());
@@ -811,15 +825,15 @@ fn lng_09_decoding_allocates_nothing_that_stays() {
     for step in 0..200 {
         let planned = cache.step(&[(id, 1)]).unwrap();
         gpu.submit("decode", |encoder| {
-            let mut pass = encoder.begin_compute_pass(&Default::default());
-            planned.append(&mut pass, 0, &rows[0], &rows[1])?;
-            planned.attend(&mut pass, 0, &rows[2], &output, &AttentionOptions::default())
+            planned.append(encoder, 0, &rows[0], &rows[1])?;
+            planned.attend(encoder, 0, &rows[2], &output, &AttentionOptions::default())
         })
         .unwrap();
         planned.commit().unwrap();
         // Waits, so that what the step used is given back.
         gpu.read::<f32>("output", &output, 1).unwrap();
-        assert_eq!(cache.allocated_bytes(), pools);
+        let bytes = (cache.allocated_bytes(), cache.work_bytes());
+        assert_eq!(bytes, *pools.get_or_insert(bytes));
         if let Some(report) = gpu.device().generate_allocator_report() {
             most = most.max(report.total_allocated_bytes);
             if step == 100 {
@@ -856,18 +870,14 @@ fn per_tensor_scales_from_rows_are_those_of_the_sides_own_element() {
         };
         let mut reference = ReferenceCache::new(spec.clone()).unwrap();
         let mut gpu = OnGpu::new(gpu, spec);
-        let id = Cache::open(&mut reference);
-        assert_eq!(id, gpu.open());
+        let (our, id) = (gpu.open(), Cache::open(&mut reference));
         reference.grow(Rows::Plain, &[(id, 1, 50)]);
-        gpu.grow(Rows::Plain, &[(id, 1, 50)]);
+        gpu.grow(Rows::Plain, &[(our, 1, 50)]);
         for s in [K, V] {
-            let (ours, theirs) = (
-                gpu.cache.live_words(id, 0, s).unwrap(),
-                reference.live_words(id, 0, s).unwrap(),
-            );
+            let (ours, theirs) = (gpu.live_words(our, s), reference.live_words(id, 0, s).unwrap());
             assert!(ours == theirs, "{element:?}, side {s}");
         }
         // The largest number takes the largest code: nothing saturates and nothing is left unused.
-        assert_eq!(gpu.cache.status().unwrap().saturated, 0, "{element:?}");
+        assert_eq!(gpu.status().saturated, 0, "{element:?}");
     }
 }

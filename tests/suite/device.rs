@@ -1,30 +1,19 @@
 //! The device: limits, loss, errors that do not reach the caller's handler.
 
 use kvpack::Error;
-use kvpack::cache::{Book, CacheSpec, KvCache, TensorScales};
+use kvpack::cache::{Book, CacheSpec, KvCache, LayerSpec, TensorScales};
 use kvpack::drift::{Convention, Device, DriftOptions, Mode};
 use kvpack::gpu::{Gpu, Selection, adapters};
-use kvpack::options::AttentionOptions;
+use kvpack::options::{AttentionOptions, Reach};
 use kvpack::spec::Side;
 use kvpack::validate::Random;
 use kvpack::wgpu;
 
 use crate::common;
 
-fn spec(pages: u32) -> CacheSpec {
-    CacheSpec {
-        layers: 1,
-        q_heads: 8,
-        kv_heads: 8,
-        k_head_dim: 128,
-        v_head_dim: 128,
-        pair: "f16".parse().unwrap(),
-        page_tokens: 64,
-        window: [0; 2],
-        waiting: Side::F16,
-        pages,
-        tensor_scales: TensorScales::FromRows,
-    }
+fn spec(pair: &str, pages: u32) -> CacheSpec {
+    let spec = CacheSpec::new(1, 8, 8, 128, pair.parse().unwrap(), 0);
+    CacheSpec { sequences: 4, ..spec }.with_pages(pages).unwrap()
 }
 
 #[test]
@@ -44,37 +33,33 @@ fn dev_07_the_device_has_the_adapters_own_buffer_limits() {
         of("maxStorageBufferBindingSize")
     );
     assert_eq!(limits.max_buffer_size, of("maxBufferSize"));
-    // A pool of 640 MB: 5000 pages of 64 tokens of 2048 bytes. It works or says how much is allowed.
+    // A pool of 640 MB, 5000 pages of 64 tokens of 2048 bytes: it lies in as many buffers as the limits demand.
     let bytes = 5000 * 64 * 2048_u64;
-    match KvCache::new(gpu, spec(5000)) {
-        Ok(cache) => assert_eq!(cache.allocated_bytes(), 2 * bytes),
-        Err(Error::Limit { needed, allowed, .. }) => {
-            assert_eq!(needed, bytes);
-            assert!(
-                allowed < bytes
-                    && allowed == limits.max_storage_buffer_binding_size.min(limits.max_buffer_size)
-            );
-        }
-        // An adapter that allows the binding may still be short of memory.
-        Err(Error::Device { during, .. }) => assert!(during.contains("pages"), "{during}"),
-        Err(e) => panic!("{e}"),
-    }
+    let allowed = limits.max_storage_buffer_binding_size.min(limits.max_buffer_size);
+    let cache = KvCache::new(gpu, spec("f16", 5000)).unwrap();
+    let pool = cache.book().pools().next().unwrap();
+    assert_eq!(pool.per_buffer, 5000.min(allowed / (64 * 2048)) as u32);
+    let buffers = 5000_u32.div_ceil(pool.per_buffer);
+    let sizes = (0..buffers).map(|number| cache.book().buffer_bytes(pool.id, number));
+    assert!(sizes.clone().all(|size| size <= allowed));
+    assert_eq!(sizes.sum::<u64>(), bytes);
+    assert_eq!(cache.allocated_bytes(), 0, "pages are made when they are needed");
 }
 
 #[test]
 fn lng_03_the_largest_pool_fits_exactly() {
-    let Some(gpu) = common::gpu("lng_03") else { return };
-    let limits = gpu.device().limits();
-    let allowed = limits.max_storage_buffer_binding_size.min(limits.max_buffer_size);
-    let pages = u32::try_from(allowed / (64 * 2048)).unwrap();
-    let error = KvCache::new(gpu, spec(pages + 1)).unwrap_err();
-    assert!(
-        matches!(error, Error::Limit { needed, .. } if needed > allowed),
-        "{error}"
-    );
-    if allowed <= 1 << 28 {
-        KvCache::new(gpu, spec(pages)).unwrap();
+    // K alone, 8 heads x 128: 65,536 tokens of f16 fill a binding of 2^27 bytes; int8 with its scales does at 131,072
+    // tokens less those scales. A page more goes into a second buffer.
+    for (pair, page_bytes) in [("f16", 64 * 2048), ("int8", 64 * 1040)] {
+        let fits = ((1 << 27) / page_bytes) as u32;
+        for (pages, buffers) in [(fits, 1), (fits + 1, 2)] {
+            let book = Book::new(spec(pair, pages), Some(1 << 27)).unwrap();
+            let pool = book.pools().next().unwrap();
+            assert_eq!(pool.layout.bytes(), page_bytes);
+            assert_eq!(pages.div_ceil(pool.per_buffer), buffers, "{pair}");
+        }
     }
+    assert_eq!((1 << 27) / (64 * 2048) * 64, 65_536);
 }
 
 #[test]
@@ -84,9 +69,10 @@ fn dev_10_a_lost_device_is_an_error_and_gives_no_numbers() {
     }
     // A device of its own: the shared one must live on.
     let gpu = Gpu::open(&Selection::default()).unwrap();
-    let mut cache = KvCache::new(&gpu, spec(1)).unwrap();
+    let mut cache = KvCache::new(&gpu, spec("f16", 1)).unwrap();
     gpu.device().destroy();
-    let error = cache.status().unwrap_err();
+    let status = cache.status().and_then(|status| gpu.block_on(status));
+    let error = status.unwrap_err();
     assert!(matches!(error, Error::Device { .. }), "{error}");
     let sequence = cache.open();
     let failed = match cache.step(&[(sequence, 1)]) {
@@ -159,13 +145,24 @@ fn adapters_are_named_uniquely_and_gpus_come_first() {
 #[test]
 fn dev_12_no_page_beyond_a_pool_is_ever_named() {
     // Shaders read what the host names: pages come from the books alone, and the books name no page that the pools lack.
-    let spec = CacheSpec {
-        pair: "int4c/int4".parse().unwrap(),
-        pages: 7,
+    let layer = LayerSpec {
         window: [8, 0],
-        ..spec(7)
+        sink_tokens: [0, 70],
+        ..LayerSpec::new("int4c/int4".parse().unwrap())
     };
-    let mut book = Book::new(spec).unwrap();
+    let spec = CacheSpec {
+        layers: vec![layer],
+        ..spec("int4c/int4", 7)
+    };
+    // Buffers of three pages at most.
+    let mut book = Book::new(spec.with_pages(7).unwrap(), Some(3 * 64 * 2048)).unwrap();
+    let pages_of = |book: &Book, side, waiting, buffer: u32| {
+        let pool = book
+            .pools()
+            .find(|pool| pool.id.side == side && pool.id.waiting == waiting);
+        let pool = pool.unwrap();
+        (book.buffer_bytes(pool.id, buffer) / pool.layout.bytes()) as u32
+    };
     let mut random = Random::new(12);
     let mut open = Vec::new();
     let (mut planned, mut full) = (0, 0);
@@ -182,22 +179,43 @@ fn dev_12_no_page_beyond_a_pool_is_ever_named() {
         }
         match book.plan(&[(id, random.below(90))], 4) {
             Ok(plan) => {
-                let runs = plan
-                    .sides
-                    .iter()
-                    .flat_map(|s| s.direct.iter().chain(&s.wait).chain(&s.pack));
-                assert!(runs.clone().all(|run| run.page < 7 && run.slot + run.count <= 64));
-                assert!(
-                    plan.table
-                        .iter()
-                        .all(|e| e.k_page < 7 && e.v_page < 7 && e.first < e.last && e.last <= 64)
-                );
-                let items = plan.attention.segments.values().flatten();
-                assert!(
-                    items
-                        .clone()
-                        .all(|item| (item.table + item.pages) as usize <= plan.table.len())
-                );
+                let class = &plan.classes[0];
+                for side in [0, 1] {
+                    for round in &class.rounds[side] {
+                        for (runs, waits) in
+                            [(&round.direct, false), (&round.wait, true), (&round.pack, false)]
+                        {
+                            for (&[from, to], runs) in runs {
+                                let pages = pages_of(&book, side, waits, to);
+                                assert!(
+                                    runs.iter()
+                                        .all(|run| run.page < pages && run.slot + run.count <= 64)
+                                );
+                                let packs =
+                                    std::ptr::eq(runs, round.pack.get(&[from, to]).unwrap_or(&Vec::new()));
+                                let sources = if packs {
+                                    pages_of(&book, side, true, from)
+                                } else {
+                                    u32::MAX
+                                };
+                                assert!(runs.iter().all(|run| run.source < sources));
+                            }
+                        }
+                    }
+                }
+                for wave in plan.attention(0, Reach::default()).unwrap().waves {
+                    for (segment, items) in wave.segments {
+                        let kind = segment.kind;
+                        let k_pages = pages_of(&book, 0, kind.k_waits, segment.buffers[0]);
+                        let v_pages = pages_of(&book, 1, kind.v_waits, segment.buffers[1]);
+                        for item in items {
+                            let entries = item.table as usize..(item.table + item.pages) as usize;
+                            assert!(class.table[entries].iter().all(|e| {
+                                e.k_page < k_pages && e.v_page < v_pages && e.first < e.last && e.last <= 64
+                            }));
+                        }
+                    }
+                }
                 book.commit(plan).unwrap();
                 planned += 1;
             }
@@ -217,13 +235,7 @@ fn dev_12_no_page_beyond_a_pool_is_ever_named() {
 
 #[test]
 fn plans_of_other_caches_and_plans_taken_back_are_refused() {
-    let small = || {
-        Book::new(CacheSpec {
-            pair: "int4".parse().unwrap(),
-            ..spec(4)
-        })
-        .unwrap()
-    };
+    let small = || Book::new(spec("int4", 4), None).unwrap();
     let (mut book, mut other) = (small(), small());
     let (a, stranger) = (book.open(), other.open());
     // A plan of another cache.
@@ -242,18 +254,14 @@ fn plans_of_other_caches_and_plans_taken_back_are_refused() {
     let b = book.open();
     let whole = book.plan(&[(b, 4 * 64)], 1).unwrap();
     book.commit(whole).unwrap();
-    assert_eq!(book.pages_in_use().packed, [4, 4]);
+    assert!(book.pools().all(|pool| (pool.used, pool.free) == (4, 0)));
 }
 
 #[test]
 fn steps_far_beyond_the_cache_are_refused_at_once() {
     let started = std::time::Instant::now();
     for pair in ["int4", "int4c"] {
-        let mut book = Book::new(CacheSpec {
-            pair: pair.parse().unwrap(),
-            ..spec(1)
-        })
-        .unwrap();
+        let mut book = Book::new(spec(pair, 1), None).unwrap();
         let id = book.open();
         let error = book.plan(&[(id, 1 << 31)], 0).unwrap_err();
         assert!(
@@ -269,32 +277,21 @@ fn steps_far_beyond_the_cache_are_refused_at_once() {
 
 #[test]
 fn sizes_beyond_32_bits_are_refused_before_they_wrap() {
-    // Partials: 1024 x 16 query heads, 12,000 tokens in splits of 512.
+    // More query heads and splits than partials can be numbered: 1024 x 16 heads, 2^27 tokens in splits of 512.
     let heads = CacheSpec {
-        q_heads: 16_384,
-        kv_heads: 1024,
-        k_head_dim: 8,
-        v_head_dim: 8,
-        ..spec(400)
+        sequences: 1,
+        ..CacheSpec::new(1, 16_384, 1024, 8, "int2".parse().unwrap(), 0)
     };
-    let mut book = Book::new(CacheSpec {
-        pair: "int2".parse().unwrap(),
-        ..heads.clone()
-    })
-    .unwrap();
+    let mut book = Book::new(heads.with_pages(1 << 21).unwrap(), Some(1 << 30)).unwrap();
     let id = book.open();
-    let error = book.plan(&[(id, 20_000)], 1).unwrap_err();
+    let plan = book.plan(&[(id, (1 << 27) - 1)], 1).unwrap();
+    book.commit(plan).unwrap();
+    let plan = book.plan(&[(id, 1)], 1).unwrap();
+    let error = plan.attention(0, Reach::default()).unwrap_err();
     assert!(
         matches!(error, Error::Limit { needed, allowed, .. } if needed > allowed),
         "{error}"
     );
-    // A pool of more than 2^32 words.
-    let error = Book::new(CacheSpec {
-        pages: 1 << 24,
-        ..heads
-    })
-    .unwrap_err();
-    assert!(error.to_string().contains("pool"), "{error}");
     // A page whose planes would wrap.
     let side = "int8c(8)"
         .parse::<Side>()
@@ -338,7 +335,7 @@ fn buffers_that_kernels_cannot_bind_are_refused_on_the_host() {
     let Some(gpu) = common::gpu("buffers_that_kernels_cannot_bind_are_refused_on_the_host") else {
         return;
     };
-    let mut cache = KvCache::new(gpu, spec(1)).unwrap();
+    let mut cache = KvCache::new(gpu, spec("f16", 1)).unwrap();
     let id = cache.open();
     let bytes = 2 * 8 * 128 * 4;
     let good = gpu.zeros("rows", bytes).unwrap();
@@ -351,25 +348,23 @@ fn buffers_that_kernels_cannot_bind_are_refused_on_the_host() {
     let small = gpu.zeros("rows", bytes - 4).unwrap();
     let step = cache.step(&[(id, 2)]).unwrap();
     let mut encoder = gpu.device().create_command_encoder(&Default::default());
-    let mut pass = encoder.begin_compute_pass(&Default::default());
     assert!(matches!(
-        step.append(&mut pass, 0, &bad, &good),
+        step.append(&mut encoder, 0, &bad, &good),
         Err(Error::Usage { .. })
     ));
     assert!(matches!(
-        step.append(&mut pass, 0, &good, &small),
+        step.append(&mut encoder, 0, &good, &small),
         Err(Error::Shape { what: "v bytes", .. })
     ));
     assert!(matches!(
-        step.append(&mut pass, 1, &good, &good),
+        step.append(&mut encoder, 1, &good, &good),
         Err(Error::Shape { what: "layer", .. })
     ));
     assert!(matches!(
-        step.attend(&mut pass, 0, &small, &good, &AttentionOptions::default()),
+        step.attend(&mut encoder, 0, &small, &good, &AttentionOptions::default()),
         Err(Error::Shape { what: "q bytes", .. })
     ));
-    step.append(&mut pass, 0, &good, &good).unwrap();
-    drop(pass);
+    step.append(&mut encoder, 0, &good, &good).unwrap();
     drop(step);
     assert!(cache.live_words(id, 1, 0).is_err() && cache.live_words(id, 0, 2).is_err());
     let given = TensorScales::Given(vec![[1.0; 2]; 2]);
@@ -378,7 +373,7 @@ fn buffers_that_kernels_cannot_bind_are_refused_on_the_host() {
             gpu,
             CacheSpec {
                 tensor_scales: given,
-                ..spec(1)
+                ..spec("f16", 1)
             }
         )
         .is_err(),

@@ -394,15 +394,7 @@ impl Flips<'_> {
     }
 
     fn spec(&self, pair: Pair, calibrated: &[[f32; 2]]) -> Result<CacheSpec> {
-        let spec = cache_spec(&self.config(), pair, self.options, calibrated)?;
-        Ok(if pair == Pair::same(Side::F32) {
-            CacheSpec {
-                window: [0; 2],
-                ..spec
-            }
-        } else {
-            spec
-        })
+        cache_spec(&self.config(), pair, self.options, calibrated)
     }
 
     fn chunk(&self, ids: &[u32]) -> usize {
@@ -424,7 +416,7 @@ impl Flips<'_> {
                 for ids in ids.chunks(self.chunk(&ids)) {
                     model.logits(sequence, ids)?;
                 }
-                let side = |layer, s| model.cache().live_words(sequence, layer, s);
+                let side = |layer, s| gpu.block_on(model.cache().live_words(sequence, layer, s)?);
                 let layers = 0..self.config().blocks;
                 words.push(
                     layers
@@ -435,7 +427,8 @@ impl Flips<'_> {
             }
             Ok((model, words))
         };
-        let calibrated = all(Pair::same(Side::F32), &[], true)?.0.cache().calibrated()?;
+        let calibrates = all(Pair::same(Side::F32), &[], true)?.0;
+        let calibrated = gpu.block_on(calibrates.cache().calibrated()?)?;
         Ok(all(self.pair, &calibrated, false)?.1)
     }
 
@@ -491,14 +484,14 @@ impl Flips<'_> {
     /// carry the noise of the rows, so numbers are compared, a hair apart at most; per-tensor scales are left out.
     fn differing(&self, side: usize, a: &[u32], b: &[u32]) -> Result<Vec<(u32, u32)>> {
         let (config, spec) = (self.config(), self.spec(self.pair, &[])?);
-        let geometry = spec.geometry()?;
+        let geometry = &spec.geometry()?.classes[0];
         let packed = geometry.packed[side];
         let tokens = config.positions;
         let boundary = match geometry.waiting[side] {
             None => tokens,
             Some(_) => {
                 let group = packed.side.layout.token_group();
-                tokens.saturating_sub(spec.window[side]) / group * group
+                tokens.saturating_sub(spec.layers[0].window[side]) / group * group
             }
         };
         let mut places = Vec::new();
@@ -763,19 +756,19 @@ fn ben_11_no_side_keeps_a_hidden_copy() {
     for name in TABLE {
         let pair: Pair = name.parse().unwrap();
         let spec = CacheSpec {
-            layers,
-            q_heads: 2,
-            kv_heads: 2,
-            k_head_dim: 8,
-            v_head_dim: 8,
-            pair,
             page_tokens: 64,
-            window: [0; 2],
-            waiting: Side::F16,
-            pages,
+            sequences: 1,
             tensor_scales: TensorScales::Given(vec![[1.0; 2]; layers as usize]),
+            ..CacheSpec::new(layers, 2, 2, 8, pair, 0)
         };
-        let allocated = KvCache::new(gpu, spec).unwrap().allocated_bytes();
+        let spec = spec.with_pages(pages).unwrap();
+        let budget = spec.budget;
+        let mut cache = KvCache::new(gpu, spec).unwrap();
+        assert_eq!(cache.allocated_bytes(), 0, "{name}");
+        let id = cache.open();
+        drop(cache.step(&[(id, pages * 64)]).unwrap());
+        let allocated = cache.allocated_bytes();
+        assert_eq!(allocated, budget, "{name}");
         // Only a per-channel side has f16 pages beside the packed ones: its open group waits there.
         let waiting = |side: &str| if side.ends_with('c') { page_bytes("f16") } else { 0 };
         let bytes: u64 = sides(name)

@@ -1,0 +1,1124 @@
+//! The books of a cache, in integers: sequences, pages and who shares them. No GPU: the GPU cache and the CPU reference
+//! carry out the same plans.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::plan::{Attended, ClassPlan, CopiedPage, SidePlan, StepPlan};
+use super::saved;
+use super::spec::{CacheSpec, Class, Geometry, K, V, buffer_pages};
+use crate::error::{Error, Result};
+use crate::pages::PageLayout;
+use crate::work::{SlotRun, slot_runs};
+
+/// The most tokens of a sequence, and of a step.
+const MAX_TOKENS: u64 = 1 << 31;
+
+/// A sequence of a cache. Never used again, nor by another cache of this process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SequenceId(u64);
+
+/// A number that nothing else in this process has.
+fn serial() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// One side of a sequence in layers of one class: tokens below the boundary are packed, the rest wait.
+#[derive(Debug, Clone, Default)]
+pub(super) struct SideState {
+    pub boundary: u32,
+    /// Packed pages, by their place in the sequence.
+    pub packed: Vec<u32>,
+    /// Pages in full precision, by their place in the sequence: sink tokens, and those that wait.
+    pub waiting: BTreeMap<u32, u32>,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Sequence {
+    pub len: u32,
+    /// By class.
+    pub sides: Vec<[SideState; 2]>,
+}
+
+/// The pages of one class and side: packed, or in full precision.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PoolId {
+    /// The class of layers.
+    pub class: usize,
+    /// K or V.
+    pub side: usize,
+    /// Pages in full precision rather than packed ones.
+    pub waiting: bool,
+}
+
+/// The pages of a pool, each of which stands for one in every layer of its class.
+#[derive(Debug)]
+struct Pool {
+    layout: PageLayout,
+    capacity: u32,
+    per_buffer: u32,
+    /// Pages below this have been used.
+    fresh: u32,
+    /// Used pages that are free, the lowest first: live pages then lie in few buffers.
+    free: BinaryHeap<Reverse<u32>>,
+    /// Sequences that hold each used page.
+    holders: Vec<u32>,
+}
+
+impl Pool {
+    /// Takes a page; beyond the capacity if need be, which the end of a plan looks at.
+    fn take(&mut self) -> u32 {
+        let page = match self.free.pop() {
+            Some(Reverse(page)) => page,
+            None => {
+                self.fresh += 1;
+                self.holders.push(0);
+                self.fresh - 1
+            }
+        };
+        self.holders[page as usize] = 1;
+        page
+    }
+
+    fn hold(&mut self, page: u32) {
+        self.holders[page as usize] += 1;
+    }
+
+    fn release(&mut self, page: u32) {
+        let holders = &mut self.holders[page as usize];
+        *holders -= 1;
+        if *holders == 0 {
+            self.free.push(Reverse(page));
+        }
+    }
+
+    /// Forgets the last pages where nobody holds them: a plan that was taken back may have gone beyond the capacity.
+    fn trim(&mut self) {
+        while self.holders.pop_if(|holders| *holders == 0).is_some() {
+            self.fresh -= 1;
+        }
+        self.free.retain(|&Reverse(page)| page < self.fresh);
+    }
+
+    fn used(&self) -> u32 {
+        self.fresh - self.free.len() as u32
+    }
+
+    fn unused(&self) -> u32 {
+        self.capacity.saturating_sub(self.used())
+    }
+}
+
+/// A pool as its user sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PoolState {
+    /// Which pool.
+    pub id: PoolId,
+    /// The geometry of its pages.
+    pub layout: PageLayout,
+    /// Layers that have such a pool.
+    pub layers: u32,
+    /// Pages that sequences hold, in each of these layers. Shared pages count once.
+    pub used: u32,
+    /// Pages that the budget leaves free.
+    pub free: u32,
+    /// Pages of one buffer.
+    pub per_buffer: u32,
+    /// Pages that have been used so far, counted from 0.
+    pub made: u32,
+    /// Buffers that hold those.
+    pub buffers: u32,
+}
+
+/// Pages in use by their parts, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct BytesInUse {
+    /// Codes, of packed and of waiting tokens, unused slots too.
+    pub codes: u64,
+    /// Scales, unused slots too.
+    pub scales: u64,
+    /// Ends of head words and of planes.
+    pub padding: u64,
+}
+
+impl BytesInUse {
+    /// All of it.
+    pub fn total(&self) -> u64 {
+        self.codes + self.scales + self.padding
+    }
+}
+
+/// A page that a sequence holds in one layer.
+#[derive(Debug, Clone)]
+pub struct HeldPage {
+    /// The layer.
+    pub layer: u32,
+    /// Its pool.
+    pub pool: PoolId,
+    /// Its number in the pool.
+    pub page: u32,
+    /// Its geometry.
+    pub layout: PageLayout,
+    /// The slots of the sequence's tokens: sink tokens, then others.
+    pub live: [Range<u32>; 2],
+}
+
+impl HeldPage {
+    /// The page's words with everything that belongs to no live token read as zero.
+    pub fn live_words(&self, page: &[u32]) -> Vec<u32> {
+        let [first, second] = self.live.clone();
+        let mut words = self.layout.live_words(page, first.start, first.end);
+        if second.start < second.end {
+            let more = self.layout.live_words(page, second.start, second.end);
+            words.iter_mut().zip(more).for_each(|(word, more)| *word |= more);
+        }
+        words
+    }
+}
+
+/// What a planned step will change, until it is committed or taken back.
+#[derive(Debug, Default)]
+struct Pending {
+    serial: u64,
+    after: Vec<(SequenceId, Sequence)>,
+    taken: BTreeSet<(PoolId, u32)>,
+    released: Vec<(PoolId, u32)>,
+}
+
+/// The books of a cache.
+#[derive(Debug)]
+pub struct Book {
+    spec: CacheSpec,
+    geometry: Geometry,
+    pages: u32,
+    pools: BTreeMap<PoolId, Pool>,
+    sequences: BTreeMap<SequenceId, Sequence>,
+    pending: Option<Pending>,
+}
+
+impl Book {
+    /// Books for an empty cache whose buffers hold at most `limit` bytes each; without a limit each pool is one buffer.
+    ///
+    /// # Errors
+    /// As [`CacheSpec::geometry`] and [`CacheSpec::pages`]; [`Error::Limit`] for pages that no buffer can hold.
+    pub fn new(spec: CacheSpec, limit: Option<u64>) -> Result<Book> {
+        let geometry = spec.geometry()?;
+        let pages = spec.pages(&geometry)?;
+        let mut pools = BTreeMap::new();
+        for (c, class) in geometry.classes.iter().enumerate() {
+            for (side, waiting) in [(K, false), (K, true), (V, false), (V, true)] {
+                // At most 2^28 pages, or 2^16 sequences of 2^14 pages in full precision.
+                let capacity = geometry.capacity(class, side, waiting, u64::from(pages)) as u32;
+                if capacity == 0 {
+                    continue;
+                }
+                let layout = class.page(side, waiting);
+                let id = PoolId {
+                    class: c,
+                    side,
+                    waiting,
+                };
+                let per_buffer = match limit {
+                    None => capacity,
+                    Some(limit) => per_buffer(&spec, &layout, capacity, limit)?,
+                };
+                pools.insert(
+                    id,
+                    Pool {
+                        layout,
+                        capacity,
+                        per_buffer,
+                        fresh: 0,
+                        free: BinaryHeap::new(),
+                        holders: Vec::new(),
+                    },
+                );
+            }
+        }
+        Ok(Book {
+            spec,
+            geometry,
+            pages,
+            pools,
+            sequences: BTreeMap::new(),
+            pending: None,
+        })
+    }
+
+    /// The spec.
+    pub fn spec(&self) -> &CacheSpec {
+        &self.spec
+    }
+
+    /// The page geometries.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// Packed pages that the budget buys, in each pool.
+    pub fn pages(&self) -> u32 {
+        self.pages
+    }
+
+    /// Opens an empty sequence.
+    pub fn open(&mut self) -> SequenceId {
+        let sides = vec![Default::default(); self.geometry.classes.len()];
+        self.insert(Sequence { len: 0, sides })
+    }
+
+    fn insert(&mut self, sequence: Sequence) -> SequenceId {
+        let id = SequenceId(serial());
+        self.sequences.insert(id, sequence);
+        id
+    }
+
+    /// Frees a sequence; pages that no other shares serve later steps. A planned step is taken back first.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`].
+    pub fn free(&mut self, id: SequenceId) -> Result<()> {
+        self.take_back();
+        let sequence = self.sequences.remove(&id).ok_or(Error::UnknownSequence(id.0))?;
+        self.release(held(&sequence));
+        Ok(())
+    }
+
+    fn release(&mut self, pages: impl IntoIterator<Item = (PoolId, u32)>) {
+        for (id, page) in pages {
+            if let Some(pool) = self.pools.get_mut(&id) {
+                pool.release(page);
+            }
+        }
+    }
+
+    /// A new sequence of the first `len` tokens of another. Both share its pages; who writes to a shared page later
+    /// copies it first. A planned step is taken back first.
+    ///
+    /// # Errors
+    /// As [`Book::truncate`].
+    pub fn fork(&mut self, id: SequenceId, len: u32) -> Result<SequenceId> {
+        self.take_back();
+        let sequence = self.shortened(id, len, "a fork")?;
+        for (id, page) in held(&sequence) {
+            if let Some(pool) = self.pools.get_mut(&id) {
+                pool.hold(page);
+            }
+        }
+        Ok(self.insert(sequence))
+    }
+
+    /// Drops all tokens of a sequence but the first `len`. A planned step is taken back first.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`]; [`Error::Usage`] for more tokens than there are, and where the end would lie within a
+    /// group that a per-channel side has packed: nothing is ever packed again silently. It names the nearest length
+    /// that works; recent windows make it so for the last tokens. Then nothing has changed.
+    pub fn truncate(&mut self, id: SequenceId, len: u32) -> Result<()> {
+        self.take_back();
+        let shorter = self.shortened(id, len, "a truncation")?;
+        let kept: BTreeSet<_> = held(&shorter).collect();
+        if let Some(longer) = self.sequences.insert(id, shorter) {
+            self.release(held(&longer).filter(|page| !kept.contains(page)));
+        }
+        Ok(())
+    }
+
+    fn shortened(&self, id: SequenceId, len: u32, what: &str) -> Result<Sequence> {
+        let sequence = self.sequence(id)?;
+        let refuse = |reason: String, advice: String| Error::Usage {
+            asked: format!("{what} of sequence {} to {len} tokens", id.0),
+            reason,
+            advice,
+        };
+        if len > sequence.len {
+            let held = format!("it has {}", sequence.len);
+            return Err(refuse(held, "ask for at most that many".to_owned()));
+        }
+        let works = |len: u32| {
+            self.sides(sequence)
+                .all(|(class, s, state)| cut(class, s, state, len).is_some())
+        };
+        if !works(len) {
+            // The empty sequence always works.
+            let below = (0..len).rev().find(|&n| works(n)).unwrap_or(0);
+            let above = (len..=sequence.len).find(|&n| works(n)).unwrap_or(sequence.len);
+            let nearest = if above - len < len - below { above } else { below };
+            return Err(refuse(
+                "the end would lie within a packed group of a per-channel side".to_owned(),
+                format!(
+                    "the nearest length that works is {nearest} (a recent window keeps the last tokens removable)"
+                ),
+            ));
+        }
+        let mut shorter = sequence.clone();
+        shorter.len = len;
+        for (class, sides) in self.geometry.classes.iter().zip(&mut shorter.sides) {
+            for (s, state) in sides.iter_mut().enumerate() {
+                let boundary = cut(class, s, state, len).unwrap_or(len);
+                state.boundary = boundary;
+                state
+                    .packed
+                    .truncate(boundary.div_ceil(self.geometry.page_tokens) as usize);
+                let sinks = class.sink_tokens[s];
+                let page_tokens = self.geometry.page_tokens;
+                state
+                    .waiting
+                    .retain(|&place, _| is_waiting(place, page_tokens, sinks, boundary, len));
+            }
+        }
+        Ok(shorter)
+    }
+
+    fn sides<'a>(
+        &'a self,
+        sequence: &'a Sequence,
+    ) -> impl Iterator<Item = (&'a Class, usize, &'a SideState)> {
+        let classes = self.geometry.classes.iter().zip(&sequence.sides);
+        classes.flat_map(|(class, sides)| [K, V].map(|s| (class, s, &sides[s])))
+    }
+
+    /// A sequence of `len` tokens packed up to the boundaries, `[class][K, V]`, on pages of its own whose words are still
+    /// to be written.
+    ///
+    /// # Errors
+    /// [`Error::CacheFull`], and [`Error::Restore`] for a state that no sequence of this cache can be in.
+    pub(super) fn adopt(&mut self, len: u32, boundaries: &[[u32; 2]]) -> Result<SequenceId> {
+        self.take_back();
+        let page_tokens = self.geometry.page_tokens;
+        let mut sides = Vec::new();
+        for (class, boundaries) in self.geometry.classes.iter().zip(boundaries) {
+            for (s, &boundary) in boundaries.iter().enumerate() {
+                let group = class.packed[s].side.layout.token_group();
+                let least = if class.waits[s] {
+                    packed_end(class, s, len)
+                } else {
+                    len
+                };
+                if boundary < least || boundary > len || !boundary.is_multiple_of(group) {
+                    return Err(Error::Restore {
+                        reason: format!("{boundary} of {len} tokens are packed, which this cache never does"),
+                    });
+                }
+            }
+            sides.push([K, V].map(|s| {
+                let sinks = class.sink_tokens[s];
+                let places = 0..len.div_ceil(page_tokens);
+                let waiting = places
+                    .filter(|&place| {
+                        class.waiting[s].is_some()
+                            && is_waiting(place, page_tokens, sinks, boundaries[s], len)
+                    })
+                    .map(|place| (place, u32::MAX));
+                SideState {
+                    boundary: boundaries[s],
+                    packed: vec![u32::MAX; boundaries[s].div_ceil(page_tokens) as usize],
+                    waiting: waiting.collect(),
+                }
+            }));
+        }
+        let mut sequence = Sequence { len, sides };
+        // All or nothing: what is missing is known before the first page is taken.
+        let mut needed: BTreeMap<PoolId, u64> = BTreeMap::new();
+        for (pool, _) in held(&sequence) {
+            *needed.entry(pool).or_default() += 1;
+        }
+        for (pool, needed) in needed {
+            self.check_free(pool, needed)?;
+        }
+        for (class, sides) in sequence.sides.iter_mut().enumerate() {
+            for (side, state) in sides.iter_mut().enumerate() {
+                let mut take = |waiting: bool| {
+                    let id = PoolId { class, side, waiting };
+                    self.pools.get_mut(&id).map_or(u32::MAX, Pool::take)
+                };
+                state.packed.iter_mut().for_each(|page| *page = take(false));
+                state.waiting.values_mut().for_each(|page| *page = take(true));
+            }
+        }
+        Ok(self.insert(sequence))
+    }
+
+    /// A sequence as bytes, given the live words of its pages in the order of [`Book::held_pages`].
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`]; [`Error::Usage`] where per-tensor scales come from rows.
+    pub fn save(&self, id: SequenceId, words: &[u32]) -> Result<Vec<u8>> {
+        Ok(saved::finish(saved::head(self, id)?, words))
+    }
+
+    /// A new sequence for saved bytes, and the words to write to its pages, in the order of [`Book::held_pages`]. All or
+    /// nothing.
+    ///
+    /// # Errors
+    /// [`Error::Restore`], [`Error::CacheFull`], [`Error::Usage`] where per-tensor scales come from rows.
+    pub fn restore(&mut self, bytes: &[u8]) -> Result<(SequenceId, Vec<u32>)> {
+        saved::decode(self, bytes)
+    }
+
+    fn check_free(&self, id: PoolId, needed: u64) -> Result<()> {
+        let free = u64::from(self.pools.get(&id).map_or(0, Pool::unused));
+        if needed <= free {
+            return Ok(());
+        }
+        Err(self.full(id, needed - free, free))
+    }
+
+    fn full(&self, id: PoolId, missing: u64, free: u64) -> Error {
+        let kind = if id.waiting { "full-precision" } else { "packed" };
+        let class = &self.geometry.classes[id.class];
+        let layers = match self.geometry.classes.len() {
+            1 => String::new(),
+            _ => format!(" (layers as {})", class.spec.pair),
+        };
+        Error::CacheFull {
+            what: format!("{kind} {}{layers}", ["K", "V"][id.side]),
+            missing,
+            free,
+            // More tokens take more packed pages; more sequences take more in full precision.
+            advice: match id.waiting {
+                true => "free a sequence, or raise the sequences and the budget of the cache's spec",
+                false => "free or truncate a sequence, or raise the budget",
+            },
+        }
+    }
+
+    /// Tokens of a sequence.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`].
+    pub fn len(&self, id: SequenceId) -> Result<u32> {
+        Ok(self.sequence(id)?.len)
+    }
+
+    /// The open sequences, in the order in which they were opened.
+    pub fn sequences(&self) -> impl Iterator<Item = SequenceId> + '_ {
+        self.sequences.keys().copied()
+    }
+
+    /// Tokens of a sequence's K and V that are packed in a layer: sink tokens below the boundary are not.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`], [`Error::Shape`] for a layer that the cache lacks.
+    pub fn boundaries(&self, id: SequenceId, layer: u32) -> Result<[u32; 2]> {
+        let sides = &self.sequence(id)?.sides[self.geometry.class_index(layer)?];
+        Ok([sides[K].boundary, sides[V].boundary])
+    }
+
+    pub(super) fn sequence(&self, id: SequenceId) -> Result<&Sequence> {
+        self.sequences.get(&id).ok_or(Error::UnknownSequence(id.0))
+    }
+
+    /// The pages of a sequence: by layer, K before V, packed ones before others, in the order of their tokens.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`].
+    pub fn held_pages(&self, id: SequenceId) -> Result<Vec<HeldPage>> {
+        let sequence = self.sequence(id)?;
+        let page_tokens = self.geometry.page_tokens;
+        let slots = |place: u32, tokens: Range<u32>| {
+            let slot = |token: u32| token.saturating_sub(place * page_tokens).min(page_tokens);
+            slot(tokens.start)..slot(tokens.end).max(slot(tokens.start))
+        };
+        let mut pages = Vec::new();
+        for (layer, &c) in (0..).zip(&self.geometry.class_of) {
+            let class = &self.geometry.classes[c];
+            for (side, state) in sequence.sides[c].iter().enumerate() {
+                let sinks = class.sink_tokens[side].min(sequence.len);
+                let mut add = |waiting: bool, place: u32, page: u32, live: [Range<u32>; 2]| {
+                    pages.push(HeldPage {
+                        layer,
+                        pool: PoolId {
+                            class: c,
+                            side,
+                            waiting,
+                        },
+                        page,
+                        layout: class.page(side, waiting),
+                        live: live.map(|tokens| slots(place, tokens)),
+                    });
+                };
+                for (place, &page) in (0..).zip(&state.packed) {
+                    add(false, place, page, [0..0, sinks..state.boundary]);
+                }
+                for (&place, &page) in &state.waiting {
+                    add(
+                        true,
+                        place,
+                        page,
+                        [0..sinks, state.boundary.max(sinks)..sequence.len],
+                    );
+                }
+            }
+        }
+        Ok(pages)
+    }
+
+    /// Every pool.
+    pub fn pools(&self) -> impl Iterator<Item = PoolState> + '_ {
+        self.pools.iter().map(|(&id, pool)| PoolState {
+            id,
+            layout: pool.layout,
+            layers: self.geometry.classes[id.class].layers.len() as u32,
+            used: pool.used(),
+            free: pool.unused(),
+            per_buffer: pool.per_buffer,
+            made: pool.fresh.min(pool.capacity),
+            buffers: pool.fresh.min(pool.capacity).div_ceil(pool.per_buffer),
+        })
+    }
+
+    /// Bytes of the buffers that hold the pages used so far.
+    pub fn allocated_bytes(&self) -> u64 {
+        let pools = self.pools().map(|pool| {
+            let buffers = (0..pool.buffers).map(|number| self.buffer_bytes(pool.id, number));
+            buffers.sum::<u64>() * u64::from(pool.layers)
+        });
+        pools.sum()
+    }
+
+    /// Bytes of a buffer of a pool: the last one may be smaller.
+    pub fn buffer_bytes(&self, id: PoolId, number: u32) -> u64 {
+        let pool = self.pool(id);
+        let pages = (pool.capacity - number * pool.per_buffer).min(pool.per_buffer);
+        u64::from(pages) * pool.layout.bytes()
+    }
+
+    /// The buffer of a page, and the page's number in it.
+    pub fn locate(&self, id: PoolId, page: u32) -> (u32, u32) {
+        let per_buffer = self.pool(id).per_buffer;
+        (page / per_buffer, page % per_buffer)
+    }
+
+    fn pool(&self, id: PoolId) -> &Pool {
+        // Pages come from pools that exist.
+        &self.pools[&id]
+    }
+
+    /// Bytes of the pages in use, all layers, those in full precision too. Shared pages count once.
+    pub fn bytes_in_use(&self) -> BytesInUse {
+        let mut bytes = BytesInUse::default();
+        for pool in self.pools() {
+            let (pages, page) = (u64::from(pool.used) * u64::from(pool.layers), pool.layout);
+            bytes.scales += pages * page.scale_bytes();
+            bytes.padding += pages * page.padding_bytes();
+            bytes.codes += pages * (page.bytes() - page.scale_bytes() - page.padding_bytes());
+        }
+        bytes
+    }
+
+    /// Tokens for which one more sequence is sure to find pages now.
+    pub fn room(&self) -> u64 {
+        let tokens = |pool: PoolState| match pool.id.waiting {
+            false => u64::from(pool.free) * u64::from(self.geometry.page_tokens),
+            true if pool.free >= self.geometry.waiting_pages(pool.id) => MAX_TOKENS,
+            true => 0,
+        };
+        self.pools().map(tokens).min().unwrap_or(0).min(MAX_TOKENS)
+    }
+
+    /// Plans a step: `new` tokens for each sequence, appended, then attended by themselves as queries. `token_tile` is
+    /// the number of query tokens of one workgroup in prefill. All or nothing: on error nothing has changed. A step that
+    /// was planned before and not committed is taken back.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`], [`Error::CacheFull`], [`Error::Usage`] for a sequence named twice or grown beyond 2^31
+    /// tokens.
+    pub fn plan(&mut self, requests: &[(SequenceId, u32)], token_tile: u32) -> Result<StepPlan> {
+        self.take_back();
+        let (sequences, tokens) = self.check_requests(requests)?;
+        let mut planner = Planner {
+            geometry: &self.geometry,
+            pools: &mut self.pools,
+            pending: Pending {
+                serial: serial(),
+                ..Pending::default()
+            },
+            rounds: rounds(requests, self.geometry.round_tokens()),
+        };
+        let mut plan = StepPlan::new(tokens, planner.pending.serial, token_tile, &self.spec);
+        let mut after = sequences;
+        for class in 0..self.geometry.classes.len() {
+            let mut class_plan = ClassPlan::default();
+            planner.copy_shared(class, requests, &mut after, &mut class_plan.copies);
+            for side in [K, V] {
+                class_plan.rounds[side] = planner.side(class, side, &mut after);
+            }
+            plan.classes.push(class_plan);
+        }
+        for (sequence, &(_, new)) in after.iter_mut().zip(requests) {
+            sequence.len += new;
+        }
+        let mut pending = planner.pending;
+        let ids = requests.iter().map(|&(id, _)| id);
+        pending.after = ids.zip(after).collect();
+        let full = self.pools.iter().find(|(_, pool)| pool.fresh > pool.capacity);
+        let full = full.map(|(&id, pool)| (id, u64::from(pool.fresh - pool.capacity)));
+        self.pending = Some(pending);
+        if let Some((id, missing)) = full {
+            self.take_back();
+            let free = u64::from(self.pool(id).unused());
+            return Err(self.full(id, missing, free));
+        }
+        self.plan_attention(requests, &mut plan);
+        Ok(plan)
+    }
+
+    /// The sequences of a step as they are, and the number of new tokens. Packed pages are counted here, before any list
+    /// grows: a step far beyond the cache is refused at once.
+    fn check_requests(&self, requests: &[(SequenceId, u32)]) -> Result<(Vec<Sequence>, u32)> {
+        let mut sequences = Vec::new();
+        let mut named = BTreeSet::new();
+        let mut tokens = 0_u64;
+        let mut needed: BTreeMap<PoolId, u64> = BTreeMap::new();
+        for &(id, new) in requests {
+            let refuse = |reason: &str, advice: &str| Error::Usage {
+                asked: format!("a step of {new} tokens for sequence {}", id.0),
+                reason: reason.to_owned(),
+                advice: advice.to_owned(),
+            };
+            let sequence = self.sequence(id)?;
+            if !named.insert(id) {
+                return Err(refuse(
+                    "the sequence is named twice in one step",
+                    "name each sequence once",
+                ));
+            }
+            if self.spec.scales_from_rows() && self.sequences.values().any(|held| held.len > 0) {
+                return Err(refuse(
+                    "per-tensor scales come from the rows of one step, and the cache already holds tokens under others",
+                    "free its sequences first, or give calibrated scales",
+                ));
+            }
+            let len = u64::from(sequence.len) + u64::from(new);
+            tokens += u64::from(new);
+            if len > MAX_TOKENS || tokens > MAX_TOKENS {
+                return Err(refuse(
+                    "a sequence or step holds at most 2^31 tokens",
+                    "split the work",
+                ));
+            }
+            for (class, sides) in sequence.sides.iter().enumerate() {
+                for (side, state) in sides.iter().enumerate() {
+                    let spec = &self.geometry.classes[class];
+                    let boundary = match spec.waits[side] {
+                        true => packed_end(spec, side, len as u32).max(state.boundary),
+                        false => len as u32,
+                    };
+                    let pages = boundary.div_ceil(self.geometry.page_tokens) as usize;
+                    let id = PoolId {
+                        class,
+                        side,
+                        waiting: false,
+                    };
+                    *needed.entry(id).or_default() += pages.saturating_sub(state.packed.len()) as u64;
+                }
+            }
+            sequences.push(sequence.clone());
+        }
+        for (id, needed) in needed {
+            self.check_free(id, needed)?;
+        }
+        Ok((sequences, tokens as u32))
+    }
+
+    /// The splits of each sequence that its new tokens attend to.
+    fn plan_attention(&self, requests: &[(SequenceId, u32)], plan: &mut StepPlan) {
+        let Some(pending) = &self.pending else { return };
+        for (c, class) in self.geometry.classes.iter().enumerate() {
+            let pools = [K, V].map(|side| {
+                [false, true].map(|waiting| {
+                    let id = PoolId {
+                        class: c,
+                        side,
+                        waiting,
+                    };
+                    self.pools.get(&id).map_or(1, |pool| pool.per_buffer)
+                })
+            });
+            let mut first_row = 0;
+            for ((_, sequence), &(_, new)) in pending.after.iter().zip(requests) {
+                let attended = Attended {
+                    new,
+                    first_row,
+                    first_position: sequence.len - new,
+                };
+                let split = self.spec.split_tokens();
+                plan.classes[c].attend(class, &sequence.sides[c], sequence.len, split, pools, attended);
+                first_row += new;
+            }
+        }
+    }
+
+    /// Makes a planned step part of the cache. Pages that it frees serve later steps.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a plan that is not this cache's last one, or was taken back; then nothing changes.
+    pub fn commit(&mut self, plan: StepPlan) -> Result<()> {
+        match self.pending.take() {
+            Some(pending) if pending.serial == plan.serial => {
+                self.sequences.extend(pending.after);
+                self.release(pending.released);
+                Ok(())
+            }
+            other => {
+                self.pending = other;
+                Err(Error::Usage {
+                    asked: "the commit of a step".to_owned(),
+                    reason: "it was planned by another cache, or was taken back by a later plan or a change of a sequence"
+                        .to_owned(),
+                    advice: "plan the step again".to_owned(),
+                })
+            }
+        }
+    }
+
+    /// Takes a planned step back, if it still waits for its commit.
+    pub fn abandon(&mut self, plan: StepPlan) {
+        let waits = |pending: &Pending| pending.serial == plan.serial;
+        if self.pending.as_ref().is_some_and(waits) {
+            self.take_back();
+        }
+    }
+
+    fn take_back(&mut self) {
+        if let Some(pending) = self.pending.take() {
+            self.release(pending.taken);
+            self.pools.values_mut().for_each(Pool::trim);
+        }
+    }
+}
+
+/// Pages of one buffer: what the limit allows, and no more than the cache grows by at a time.
+fn per_buffer(spec: &CacheSpec, layout: &PageLayout, capacity: u32, limit: u64) -> Result<u32> {
+    let allowed = buffer_pages(limit, layout);
+    if allowed == 0 {
+        return Err(Error::Limit {
+            what: format!("a page of `{}` (bytes of one binding)", layout.side),
+            needed: layout.bytes(),
+            allowed: limit,
+            advice: "use shorter pages".to_owned(),
+        });
+    }
+    // The share of this pool in a growth of the whole, in 128 bits: no product overflows.
+    let share = u128::from(capacity) * u128::from(spec.growth) / u128::from(spec.budget.max(1));
+    let step = share.clamp(1, u128::from(capacity)) as u64;
+    Ok(allowed.min(step) as u32)
+}
+
+/// The pages that a sequence holds.
+fn held(sequence: &Sequence) -> impl Iterator<Item = (PoolId, u32)> + '_ {
+    let classes = sequence.sides.iter().enumerate();
+    let sides = classes.flat_map(|(class, sides)| [K, V].map(|side| (class, side, &sides[side])));
+    sides.flat_map(|(class, side, state)| {
+        let id = move |waiting| PoolId { class, side, waiting };
+        let packed = state.packed.iter().map(move |&page| (id(false), page));
+        packed.chain(state.waiting.values().map(move |&page| (id(true), page)))
+    })
+}
+
+/// The boundary of a side that waits, by its length alone: the largest multiple of the group not above `len` - R.
+fn packed_end(class: &Class, side: usize, len: u32) -> u32 {
+    let group = class.packed[side].side.layout.token_group();
+    len.saturating_sub(class.spec.window[side]) / group * group
+}
+
+/// The boundary after a truncation to `len` tokens, where the side allows it.
+fn cut(class: &Class, side: usize, state: &SideState, len: u32) -> Option<u32> {
+    let group = class.packed[side].side.layout.token_group();
+    if !class.waits[side] {
+        Some(len)
+    } else if len >= state.boundary {
+        Some(state.boundary)
+    } else if len.is_multiple_of(group) || len <= class.sink_tokens[side] {
+        // What is left of a group of sink tokens is in full precision still.
+        Some(len / group * group)
+    } else {
+        None
+    }
+}
+
+/// Whether any token of a page in full precision is still read there: sink tokens, and those from the boundary on.
+fn is_waiting(place: u32, page_tokens: u32, sinks: u32, boundary: u32, len: u32) -> bool {
+    let (start, end) = (place * page_tokens, ((place + 1) * page_tokens).min(len));
+    start < sinks.min(len) || (start < end && end > boundary)
+}
+
+/// A part of a sequence's new tokens: the request, tokens of it before, tokens.
+type Chunk = (usize, u32, u32);
+
+/// The new tokens of a step in rounds of at most so many.
+fn rounds(requests: &[(SequenceId, u32)], most: u32) -> Vec<Vec<Chunk>> {
+    let mut rounds = vec![Vec::new()];
+    let mut room = most;
+    for (request, &(_, new)) in requests.iter().enumerate() {
+        let mut done = 0;
+        while done < new {
+            if room == 0 {
+                rounds.push(Vec::new());
+                room = most;
+            }
+            let count = room.min(new - done);
+            if let Some(round) = rounds.last_mut() {
+                round.push((request, done, count));
+            }
+            done += count;
+            room -= count;
+        }
+    }
+    rounds
+}
+
+/// Turns requests into writes.
+struct Planner<'a> {
+    geometry: &'a Geometry,
+    pools: &'a mut BTreeMap<PoolId, Pool>,
+    pending: Pending,
+    rounds: Vec<Vec<Chunk>>,
+}
+
+impl Planner<'_> {
+    fn take(&mut self, id: PoolId) -> u32 {
+        // A side takes pages only from pools that it has.
+        let Some(pool) = self.pools.get_mut(&id) else {
+            return u32::MAX;
+        };
+        let page = pool.take();
+        self.pending.taken.insert((id, page));
+        page
+    }
+
+    /// Gives every sequence that grows pages of its own where it would write to shared ones: the open ones, in which
+    /// its tokens end.
+    fn copy_shared(
+        &mut self,
+        class: usize,
+        requests: &[(SequenceId, u32)],
+        after: &mut [Sequence],
+        copies: &mut Vec<CopiedPage>,
+    ) {
+        let page_tokens = self.geometry.page_tokens;
+        for (sequence, _) in after
+            .iter_mut()
+            .zip(requests)
+            .filter(|(_, request)| request.1 > 0)
+        {
+            let len = sequence.len;
+            for side in [K, V] {
+                let state = &mut sequence.sides[class][side];
+                let open = |token: u32| (!token.is_multiple_of(page_tokens)).then_some(token / page_tokens);
+                let packed = open(state.boundary).and_then(|place| state.packed.get_mut(place as usize));
+                let waiting = open(len).and_then(|place| state.waiting.get_mut(&place));
+                for (page, waiting) in [(packed, false), (waiting, true)] {
+                    let id = PoolId { class, side, waiting };
+                    let Some(page) = page else { continue };
+                    if self.pools[&id].holders[*page as usize] > 1 {
+                        let to = self.take(id);
+                        let pool = &self.pools[&id];
+                        copies.push(CopiedPage {
+                            side,
+                            waiting,
+                            from: (*page / pool.per_buffer, *page % pool.per_buffer),
+                            to: (to / pool.per_buffer, to % pool.per_buffer),
+                        });
+                        self.pending.released.push((id, *page));
+                        *page = to;
+                    }
+                }
+            }
+        }
+    }
+
+    /// The writes of one side, in rounds.
+    fn side(&mut self, class: usize, side: usize, after: &mut [Sequence]) -> Vec<SidePlan> {
+        let mut plans = Vec::new();
+        let mut first_rows = Vec::new();
+        let mut rows = 0;
+        for round in self.rounds.clone() {
+            let mut writes = SidePlan::default();
+            let mut emptied = Vec::new();
+            for (request, done, count) in round {
+                while first_rows.len() <= request {
+                    first_rows.push(rows);
+                }
+                let sequence = &mut after[request];
+                let old = sequence.len + done;
+                let chunk = NewTokens {
+                    old,
+                    len: old + count,
+                    first_row: first_rows[request] + done,
+                };
+                rows = first_rows[request] + done + count;
+                let state = &mut sequence.sides[class][side];
+                self.chunk(
+                    PoolId {
+                        class,
+                        side,
+                        waiting: false,
+                    },
+                    state,
+                    chunk,
+                    &mut writes,
+                );
+                self.empty(class, side, state, chunk.len, &mut emptied);
+            }
+            // A page taken and emptied within this step serves its next round: the waits of a round come before its packs.
+            for (id, page) in emptied {
+                if self.pending.taken.remove(&(id, page)) {
+                    if let Some(pool) = self.pools.get_mut(&id) {
+                        pool.release(page);
+                    }
+                } else {
+                    self.pending.released.push((id, page));
+                }
+            }
+            plans.push(writes);
+        }
+        plans
+    }
+
+    fn chunk(&mut self, id: PoolId, state: &mut SideState, new: NewTokens, writes: &mut SidePlan) {
+        let class = &self.geometry.classes[id.class];
+        let page_tokens = self.geometry.page_tokens;
+        let (waits, sinks) = (class.waits[id.side], class.sink_tokens[id.side]);
+        let group = class.packed[id.side].side.layout.token_group();
+        let row = |token: u32| new.first_row + (token - new.old);
+        let waiting_id = PoolId { waiting: true, ..id };
+        // Rows that stay in full precision, for a while or for good.
+        let full = if waits {
+            new.len
+        } else {
+            sinks.clamp(new.old, new.len)
+        };
+        for (place, first, last) in page_ranges(new.old, full, page_tokens) {
+            let page = match state.waiting.get(&place) {
+                Some(&page) => page,
+                None => {
+                    let page = self.take(waiting_id);
+                    state.waiting.insert(place, page);
+                    page
+                }
+            };
+            let (buffer, page) = self.locate(waiting_id, page);
+            let runs = writes.wait.entry([0, buffer]).or_default();
+            slot_runs(page, first, last, |slot| row(place * page_tokens + slot), runs);
+        }
+        let boundary = match waits {
+            true => packed_end(class, id.side, new.len).max(state.boundary),
+            false => new.len,
+        };
+        while state.packed.len() < boundary.div_ceil(page_tokens) as usize {
+            let page = self.take(id);
+            state.packed.push(page);
+        }
+        if !waits {
+            for (place, first, last) in page_ranges(full, new.len, page_tokens) {
+                let (buffer, page) = self.locate(id, state.packed[place as usize]);
+                let runs = writes.direct.entry([0, buffer]).or_default();
+                slot_runs(page, first, last, |slot| row(place * page_tokens + slot), runs);
+            }
+        } else if group == 1 {
+            for (place, first, last) in page_ranges(state.boundary.max(sinks), boundary, page_tokens) {
+                let (buffers, page, from) = self.pack(id, state, place);
+                slot_runs(
+                    page,
+                    first,
+                    last,
+                    |_| from,
+                    writes.pack.entry(buffers).or_default(),
+                );
+            }
+        } else {
+            for (place, first, last) in page_ranges(state.boundary, boundary, page_tokens) {
+                let (buffers, page, source) = self.pack(id, state, place);
+                let runs = (first..last).step_by(group as usize).map(|slot| SlotRun {
+                    page,
+                    slot,
+                    // Sink tokens stay out of the group.
+                    count: (place * page_tokens + slot + group)
+                        .saturating_sub(sinks)
+                        .min(group),
+                    source,
+                });
+                let groups = writes.pack.entry(buffers).or_default();
+                groups.extend(runs.filter(|run| run.count > 0));
+            }
+        }
+        state.boundary = boundary;
+    }
+
+    /// Where the tokens of a page are packed from and to: buffers, page, and the page in which they wait.
+    fn pack(&self, id: PoolId, state: &SideState, place: u32) -> ([u32; 2], u32, u32) {
+        let (to, page) = self.locate(id, state.packed[place as usize]);
+        let (from, source) = self.locate(PoolId { waiting: true, ..id }, state.waiting[&place]);
+        ([from, to], page, source)
+    }
+
+    fn locate(&self, id: PoolId, page: u32) -> (u32, u32) {
+        let per_buffer = self.pools.get(&id).map_or(1, |pool| pool.per_buffer);
+        (page / per_buffer, page % per_buffer)
+    }
+
+    /// Drops pages in full precision whose tokens are all packed.
+    fn empty(
+        &self,
+        class: usize,
+        side: usize,
+        state: &mut SideState,
+        len: u32,
+        emptied: &mut Vec<(PoolId, u32)>,
+    ) {
+        let (page_tokens, sinks) = (
+            self.geometry.page_tokens,
+            self.geometry.classes[class].sink_tokens[side],
+        );
+        let boundary = state.boundary;
+        let id = PoolId {
+            class,
+            side,
+            waiting: true,
+        };
+        state.waiting.retain(|&place, page| {
+            let kept = is_waiting(place, page_tokens, sinks, boundary, len);
+            if !kept {
+                emptied.push((id, *page));
+            }
+            kept
+        });
+    }
+}
+
+/// New tokens of a sequence: [old, len), the first in row `first_row`.
+#[derive(Debug, Clone, Copy)]
+struct NewTokens {
+    old: u32,
+    len: u32,
+    first_row: u32,
+}
+
+/// The pages that hold tokens [start, end): (place in the sequence, first slot, end of slots).
+pub(super) fn page_ranges(start: u32, end: u32, page_tokens: u32) -> impl Iterator<Item = (u32, u32, u32)> {
+    let places = if start < end {
+        start / page_tokens..end.div_ceil(page_tokens)
+    } else {
+        0..0
+    };
+    places.map(move |place| {
+        let begin = place * page_tokens;
+        (place, start.saturating_sub(begin), (end - begin).min(page_tokens))
+    })
+}
+
+/// How many pages of a sequence [`is_waiting`] tells of.
+pub(super) fn waiting_places(page_tokens: u32, sinks: u32, boundary: u32, len: u32) -> u64 {
+    let pages = len.div_ceil(page_tokens);
+    let sinks = sinks.min(len).div_ceil(page_tokens);
+    let waiting = if boundary < len {
+        boundary / page_tokens
+    } else {
+        pages
+    };
+    u64::from(sinks.min(waiting)) + u64::from(pages - waiting)
+}

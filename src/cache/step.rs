@@ -1,0 +1,415 @@
+//! One step, recorded: appends and attention of every layer, then a commit.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::plan::{AttentionPlan, Runs, Segment, StepPlan};
+use super::spec::{K, V};
+use super::{KvCache, Pack, Partials};
+use crate::error::{Error, Result};
+use crate::gpu::Gpu;
+use crate::kernels::attention_merge::check_sinks;
+use crate::kernels::{Floats, RowStrides};
+use crate::kernels::{amax, attention_split, quantize, tensor_scale};
+use crate::options::{AttentionOptions, Reach};
+
+/// Uploaded runs, by the buffers that they come from and go to, and their number.
+type RunLists = Vec<([u32; 2], wgpu::Buffer, u32)>;
+
+/// What one round writes on one side.
+#[derive(Debug)]
+struct RoundLists {
+    direct: RunLists,
+    wait: RunLists,
+    pack: RunLists,
+}
+
+/// The buffers of one step in the layers of one class.
+#[derive(Debug)]
+struct ClassLists {
+    /// K and V.
+    rounds: [Vec<RoundLists>; 2],
+    table: wgpu::Buffer,
+    /// By how far queries see: layers may differ. Each is made when it is first needed.
+    attention: Mutex<BTreeMap<Reach, Arc<AttentionLists>>>,
+}
+
+/// The buffers of one step.
+#[derive(Debug)]
+pub(super) struct Lists(Vec<ClassLists>);
+
+impl Lists {
+    pub(super) fn new(gpu: &Gpu, plan: &StepPlan) -> Result<Lists> {
+        let runs = |what: &str, runs: &Runs| -> Result<RunLists> {
+            let runs = runs.iter().filter(|(_, runs)| !runs.is_empty());
+            runs.map(|(&buffers, runs)| Ok((buffers, gpu.upload(what, runs)?, runs.len() as u32)))
+                .collect()
+        };
+        let mut classes = Vec::new();
+        for class in &plan.classes {
+            let side = |s: usize| -> Result<Vec<RoundLists>> {
+                let rounds = class.rounds[s].iter();
+                rounds
+                    .map(|round| {
+                        Ok(RoundLists {
+                            direct: runs("direct runs", &round.direct)?,
+                            wait: runs("waiting runs", &round.wait)?,
+                            pack: runs("pack runs", &round.pack)?,
+                        })
+                    })
+                    .collect()
+            };
+            classes.push(ClassLists {
+                rounds: [side(K)?, side(V)?],
+                table: gpu.upload("page table", &class.table)?,
+                attention: Mutex::default(),
+            });
+        }
+        Ok(Lists(classes))
+    }
+}
+
+/// The buffers of attention with one reach.
+#[derive(Debug)]
+struct AttentionLists {
+    waves: Vec<WaveLists>,
+    partials: Partials,
+}
+
+#[derive(Debug)]
+struct WaveLists {
+    /// Work items and their number, by dispatch.
+    items: Vec<(Segment, wgpu::Buffer, u32)>,
+    merges: wgpu::Buffer,
+    /// Query tokens.
+    tokens: u32,
+}
+
+impl AttentionLists {
+    fn new(cache: &KvCache, plan: &AttentionPlan) -> Result<AttentionLists> {
+        let waves = plan.waves.iter().map(|wave| {
+            let items = wave.segments.iter().map(|(&segment, items)| {
+                let buffer = cache.gpu.upload("work items", items)?;
+                Ok((segment, buffer, items.len() as u32))
+            });
+            Ok(WaveLists {
+                items: items.collect::<Result<_>>()?,
+                merges: cache.gpu.upload("merges", &wave.merges)?,
+                tokens: wave.merges.len() as u32,
+            })
+        });
+        Ok(AttentionLists {
+            waves: waves.collect::<Result<_>>()?,
+            partials: cache.partials(plan.partials())?,
+        })
+    }
+}
+
+/// A planned step. Commands are recorded layer by layer, then the step is committed; dropped, it is taken back, even
+/// where its commands have been submitted.
+#[derive(Debug)]
+pub struct Step<'a> {
+    cache: &'a mut KvCache,
+    plan: Option<StepPlan>,
+    lists: Lists,
+    /// Layers whose append has been recorded.
+    appended: Mutex<BTreeSet<u32>>,
+}
+
+impl<'a> Step<'a> {
+    pub(super) fn new(cache: &'a mut KvCache, plan: StepPlan, lists: Lists) -> Step<'a> {
+        Step {
+            cache,
+            plan: Some(plan),
+            lists,
+            appended: Mutex::default(),
+        }
+    }
+}
+
+impl Step<'_> {
+    /// Rows of k, v and q: new tokens of all sequences, in the order of the requests.
+    pub fn tokens(&self) -> u32 {
+        self.plan.as_ref().map_or(0, |plan| plan.tokens)
+    }
+
+    /// Records the append of f32 rows, `[token][head][channel]`, to a layer.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for a layer that does not exist or a buffer that is too small; [`Error::Usage`] for a layer
+    /// that this step has appended to already; [`Error::Limit`].
+    pub fn append(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        layer: u32,
+        k: &wgpu::Buffer,
+        v: &wgpu::Buffer,
+    ) -> Result<()> {
+        let Some(plan) = &self.plan else { return Ok(()) };
+        self.check_rows(layer, [(k, "k bytes", K), (v, "v bytes", V)])?;
+        let mut appended = self.appended.lock().unwrap_or_else(PoisonError::into_inner);
+        if !appended.insert(layer) {
+            return Err(Error::Usage {
+                asked: format!("to append to layer {layer}"),
+                reason: "this step has done so already".to_owned(),
+                advice: "append to each layer once a step".to_owned(),
+            });
+        }
+        drop(appended);
+        self.copy_pages(plan, encoder, layer)?;
+        let mut pass = encoder.begin_compute_pass(&Default::default());
+        for (s, rows) in [k, v].into_iter().enumerate() {
+            self.append_side(plan, &mut pass, layer, s, rows)?;
+        }
+        Ok(())
+    }
+
+    /// Pages that other sequences hold too, before this step writes to them. Through a scratch buffer: WebGPU copies
+    /// nothing within one.
+    fn copy_pages(&self, plan: &StepPlan, encoder: &mut wgpu::CommandEncoder, layer: u32) -> Result<()> {
+        let cache = &*self.cache;
+        let class = cache.book.geometry().class_index(layer)?;
+        for copy in &plan.classes[class].copies {
+            let page = cache.book.geometry().classes[class].page(copy.side, copy.waiting);
+            let buffer = |number| cache.buffer(layer, copy.side, copy.waiting, number);
+            let scratch = cache.scratch()?;
+            let bytes = page.bytes();
+            let at = |page: u32| u64::from(page) * bytes;
+            encoder.copy_buffer_to_buffer(buffer(copy.from.0)?, at(copy.from.1), scratch, 0, bytes);
+            encoder.copy_buffer_to_buffer(scratch, 0, buffer(copy.to.0)?, at(copy.to.1), bytes);
+        }
+        Ok(())
+    }
+
+    fn append_side(
+        &self,
+        plan: &StepPlan,
+        pass: &mut wgpu::ComputePass<'_>,
+        layer: u32,
+        s: usize,
+        rows: &wgpu::Buffer,
+    ) -> Result<()> {
+        let cache = &*self.cache;
+        let gpu = &cache.gpu;
+        let class = cache.book.geometry().class_index(layer)?;
+        let page = cache.book.geometry().classes[class].packed[s];
+        let kernels = &cache.classes[class].sides[s];
+        let tensor = layer * 2 + s as u32;
+        if let Some(kernel) = &kernels.scale_from_rows {
+            self.largest_of(plan, pass, layer, (s, rows), &cache.largest)?;
+            let params = tensor_scale::Params {
+                first: tensor,
+                slots: 1,
+            };
+            kernel.encode(gpu, pass, [&cache.largest, &cache.tensor_scales], params)?;
+        }
+        let dense = RowStrides::dense(&page);
+        let buffer = |waiting, number| cache.buffer(layer, s, waiting, number);
+        let buffers = |source, runs, pages| quantize::Buffers {
+            source,
+            runs,
+            tensor_scales: &cache.tensor_scales,
+            pages,
+            status: &cache.status,
+        };
+        for round in &self.lists.0[class].rounds[s] {
+            for (kernel, lists, waiting) in [
+                (&kernels.direct, &round.direct, false),
+                (&kernels.wait, &round.wait, true),
+            ] {
+                let Some(kernel) = kernel else { continue };
+                for ([_, to], runs, count) in lists {
+                    let b = buffers(rows, runs, buffer(waiting, *to)?);
+                    kernel.encode(gpu, pass, &b, *count, dense, tensor)?;
+                }
+            }
+            for ([from, to], runs, count) in &round.pack {
+                let b = buffers(buffer(true, *from)?, runs, buffer(false, *to)?);
+                match &kernels.pack {
+                    Some(Pack::Rows(kernel)) => kernel.encode(gpu, pass, &b, *count, dense, tensor)?,
+                    Some(Pack::Groups(kernel)) => kernel.encode(gpu, pass, &b, *count)?,
+                    None => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn largest_of(
+        &self,
+        plan: &StepPlan,
+        pass: &mut wgpu::ComputePass<'_>,
+        layer: u32,
+        (s, rows): (usize, &wgpu::Buffer),
+        largest: &wgpu::Buffer,
+    ) -> Result<()> {
+        let page = self.cache.book.geometry().class(layer)?.packed[s];
+        let numbers = u64::from(plan.tokens) * u64::from(page.heads) * u64::from(page.head_dim);
+        let numbers = u32::try_from(numbers).map_err(|_| Error::Limit {
+            what: "numbers of one step on one side".to_owned(),
+            needed: numbers,
+            allowed: u64::from(u32::MAX),
+            advice: "append in smaller chunks".to_owned(),
+        })?;
+        let params = amax::Params {
+            numbers,
+            offset: 0,
+            slot: layer * 2 + s as u32,
+        };
+        self.cache
+            .amax
+            .encode(&self.cache.gpu, pass, [rows, largest], params)
+    }
+
+    /// Records the calibration of per-tensor scales on a layer's rows: their largest magnitude is remembered for
+    /// [`KvCache::calibrated`].
+    ///
+    /// # Errors
+    /// [`Error::Shape`] as [`Step::append`], [`Error::Limit`].
+    pub fn calibrate(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        layer: u32,
+        k: &wgpu::Buffer,
+        v: &wgpu::Buffer,
+    ) -> Result<()> {
+        let Some(plan) = &self.plan else { return Ok(()) };
+        self.check_rows(layer, [(k, "k bytes", K), (v, "v bytes", V)])?;
+        let mut pass = encoder.begin_compute_pass(&Default::default());
+        self.largest_of(plan, &mut pass, layer, (K, k), &self.cache.observed)?;
+        self.largest_of(plan, &mut pass, layer, (V, v), &self.cache.observed)
+    }
+
+    /// Records attention of a layer: queries `[token][query head][channel]` into outputs of the same shape, each a buffer of
+    /// f32 or [`Floats::f16`]. Layers may differ in their options.
+    ///
+    /// # Errors
+    /// Those of [`AttentionOptions::check`]; [`Error::Shape`] for a layer that does not exist and a buffer that is too
+    /// small; [`Error::Limit`]; [`Error::Shader`] where the driver refuses a kernel.
+    pub fn attend<'b>(
+        &self,
+        encoder: &mut wgpu::CommandEncoder,
+        layer: u32,
+        q: impl Into<Floats<'b>>,
+        output: impl Into<Floats<'b>>,
+        options: &AttentionOptions<&wgpu::Buffer>,
+    ) -> Result<()> {
+        let Some(plan) = &self.plan else { return Ok(()) };
+        let (q, output) = (q.into(), output.into());
+        let cache = &*self.cache;
+        let spec = cache.book.spec();
+        options.check()?;
+        check_sinks(options.sinks, spec.q_heads)?;
+        self.check_rows(layer, [])?;
+        let heads = u64::from(plan.tokens) * u64::from(spec.q_heads);
+        let bytes = |floats: Floats<'_>, head_dim: u32| heads * u64::from(head_dim * floats.float.bytes());
+        check_bytes("q bytes", q.buffer, bytes(q, spec.k_head_dim))?;
+        check_bytes("output bytes", output.buffer, bytes(output, spec.v_head_dim))?;
+        let class = cache.book.geometry().class_index(layer)?;
+        let lists = self.attention_lists(plan, class, options.reach())?;
+        let partials = &lists.partials;
+        let mut pass = encoder.begin_compute_pass(&Default::default());
+        for wave in &lists.waves {
+            for (Segment { kind, buffers }, items, count) in &wave.items {
+                let buffers = attention_split::Buffers {
+                    items,
+                    page_table: &self.lists.0[class].table,
+                    q: q.buffer,
+                    k_pages: cache.buffer(layer, K, kind.k_waits, buffers[K])?,
+                    v_pages: cache.buffer(layer, V, kind.v_waits, buffers[V])?,
+                    tensor_scales: &cache.tensor_scales,
+                    partial_o: &partials.o,
+                    partial_ml: &partials.ml,
+                };
+                let tensor = [layer * 2, layer * 2 + 1];
+                cache
+                    .attention(class, *kind, q.float)?
+                    .encode(&cache.gpu, &mut pass, &buffers, *count, options, tensor)?;
+            }
+            let lse = cache.gpu.zeros("lse", heads * 4)?;
+            let merge = [&wave.merges, &partials.o, &partials.ml, output.buffer, &lse];
+            cache
+                .merge(output.float)?
+                .encode(&cache.gpu, &mut pass, merge, options.sinks, wave.tokens)?;
+        }
+        Ok(())
+    }
+
+    fn attention_lists(&self, plan: &StepPlan, class: usize, reach: Reach) -> Result<Arc<AttentionLists>> {
+        let mut made = self.lists.0[class]
+            .attention
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(lists) = made.get(&reach) {
+            return Ok(lists.clone());
+        }
+        let lists = Arc::new(AttentionLists::new(self.cache, &plan.attention(class, reach)?)?);
+        made.insert(reach, lists.clone());
+        Ok(lists)
+    }
+
+    /// Refuses a layer that the cache lacks and rows that a buffer is too small for.
+    fn check_rows<const N: usize>(
+        &self,
+        layer: u32,
+        rows: [(&wgpu::Buffer, &'static str, usize); N],
+    ) -> Result<()> {
+        let class = self.cache.book.geometry().class(layer)?;
+        for (buffer, what, s) in rows {
+            let page = class.packed[s];
+            let row = u64::from(page.heads) * u64::from(page.head_dim) * 4;
+            check_bytes(what, buffer, u64::from(self.tokens()) * row)?;
+        }
+        Ok(())
+    }
+
+    /// Makes the step part of the cache.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] where a layer was not appended to: its pages would hold nothing. Then the step is taken back.
+    pub fn commit(mut self) -> Result<()> {
+        let Some(plan) = self.plan.take() else {
+            return Ok(());
+        };
+        let appended = std::mem::take(self.appended.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let missing = (0..self.cache.layers.len() as u32).find(|layer| !appended.contains(layer));
+        if let Some(layer) = missing.filter(|_| plan.tokens > 0) {
+            self.cache.book.abandon(plan);
+            return Err(Error::Usage {
+                asked: "the commit of a step".to_owned(),
+                reason: format!("layer {layer} was not appended to"),
+                advice: "record an append for every layer, then commit; the step has been taken back"
+                    .to_owned(),
+            });
+        }
+        self.cache.book.commit(plan)
+    }
+}
+
+impl Drop for Step<'_> {
+    fn drop(&mut self) {
+        if let Some(plan) = self.plan.take() {
+            self.cache.book.abandon(plan);
+        }
+    }
+}
+
+/// Refuses a buffer that kernels cannot bind, or that holds less than a step reads or writes.
+fn check_bytes(what: &'static str, buffer: &wgpu::Buffer, needed: u64) -> Result<()> {
+    if !buffer.usage().contains(wgpu::BufferUsages::STORAGE) {
+        return Err(Error::Usage {
+            asked: format!("a buffer for {}", what.trim_end_matches(" bytes")),
+            reason: "it was made without the usage STORAGE".to_owned(),
+            advice: "create it with wgpu::BufferUsages::STORAGE".to_owned(),
+        });
+    }
+    if buffer.size() >= needed {
+        return Ok(());
+    }
+    Err(Error::Shape {
+        what,
+        value: buffer.size(),
+        limit: format!("the rows of this step take {needed} bytes"),
+        advice: "pass a buffer with a row for each new token".to_owned(),
+    })
+}
