@@ -556,6 +556,25 @@ impl Book {
         Ok(pages)
     }
 
+    /// Those of [`Book::held_pages`] that are of one side of a layer.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`], [`Error::Shape`] for a layer or side that does not exist.
+    pub fn held_pages_of(&self, id: SequenceId, layer: u32, side: usize) -> Result<Vec<HeldPage>> {
+        self.geometry.class(layer)?;
+        if side > V {
+            return Err(Error::Shape {
+                what: "side",
+                value: side as u64,
+                limit: "K is 0 and V is 1".to_owned(),
+                advice: "use the constants K and V".to_owned(),
+            });
+        }
+        let mut held = self.held_pages(id)?;
+        held.retain(|page| page.layer == layer && page.pool.side == side);
+        Ok(held)
+    }
+
     /// Every pool.
     pub fn pools(&self) -> impl Iterator<Item = PoolState> + '_ {
         self.pools.iter().map(|(&id, pool)| PoolState {

@@ -397,17 +397,14 @@ impl KvCache {
     /// as zero. A future that does not block.
     ///
     /// # Errors
-    /// [`Error::UnknownSequence`], [`Error::Shape`] for a layer that does not exist, [`Error::Device`].
+    /// [`Error::UnknownSequence`], [`Error::Shape`] for a layer or side that does not exist, [`Error::Device`].
     pub fn live_words(
         &self,
         id: SequenceId,
         layer: u32,
         side: usize,
     ) -> Result<impl Future<Output = Result<Vec<u32>>> + use<>> {
-        self.book.geometry().class(layer)?;
-        let mut held = self.book.held_pages(id)?;
-        held.retain(|page| page.layer == layer && page.pool.side == side);
-        self.words_of(held)
+        self.words_of(self.book.held_pages_of(id, layer, side)?)
     }
 
     fn words_of(&self, held: Vec<HeldPage>) -> Result<impl Future<Output = Result<Vec<u32>>> + use<>> {

@@ -232,12 +232,9 @@ impl ReferenceCache {
     /// dead slots read as zero.
     ///
     /// # Errors
-    /// [`Error::UnknownSequence`], [`Error::Shape`] for a layer that does not exist.
+    /// [`Error::UnknownSequence`], [`Error::Shape`] for a layer or side that does not exist.
     pub fn live_words(&self, id: SequenceId, layer: u32, side: usize) -> Result<Vec<u32>> {
-        self.book.geometry().class(layer)?;
-        let mut held = self.book.held_pages(id)?;
-        held.retain(|page| page.layer == layer && page.pool.side == side);
-        Ok(self.words_of(&held))
+        Ok(self.words_of(&self.book.held_pages_of(id, layer, side)?))
     }
 
     fn words_of(&self, held: &[HeldPage]) -> Vec<u32> {
