@@ -1,13 +1,95 @@
-//! The paged KV cache on the GPU: sequences grow by steps; a step appends rows of K and V and attends with q.
+//! The paged KV cache on the GPU, for engines that own a `wgpu::Device`: sequences grow by steps, fork, shrink, are
+//! saved and restored; each layer is stored in a format of its own.
+//!
+//! ```
+//! use kvpack::cache::{CacheSpec, KvCache};
+//! use kvpack::gpu::{Gpu, Selection};
+//! use kvpack::options::AttentionOptions;
+//!
+//! # fn main() -> kvpack::Result<()> {
+//! // An engine hands in its own device: Gpu::from_device(device, queue).
+//! let gpu = Gpu::open(&Selection::default());
+//! # if gpu.is_err() && std::env::var_os("KVPACK_ALLOW_NO_GPU").is_some() { return Ok(()) }
+//! let gpu = gpu?;
+//! // 2 layers, 4 query heads, 2 KV heads of 64 channels; keys per channel, values per token; 16 MiB of pages.
+//! let spec = CacheSpec::new(2, 4, 2, 64, "int4c/int4".parse()?, 16 << 20);
+//! let mut cache = KvCache::new(&gpu, spec)?;
+//! let sequence = cache.open();
+//!
+//! // A prompt of 40 tokens: rows are [token][head][channel]. An engine's come from its own kernels.
+//! let (k, v, q) = (vec![0.5_f32; 40 * 2 * 64], vec![2.0_f32; 40 * 2 * 64], vec![1.0_f32; 40 * 4 * 64]);
+//! let [k, v, q] = [gpu.upload("k", &k)?, gpu.upload("v", &v)?, gpu.upload("q", &q)?];
+//! let output = gpu.zeros("output", 40 * 4 * 64 * 4)?;
+//!
+//! let mut encoder = gpu.device().create_command_encoder(&Default::default());
+//! let step = cache.step(&[(sequence, 40)])?; // planned once for all layers; any number of sequences
+//! for layer in 0..2 {
+//!     step.append(&mut encoder, layer, &k, &v)?;
+//!     step.attend(&mut encoder, layer, &q, &output, &AttentionOptions::default())?;
+//! }
+//! step.commit()?; // dropping the step instead takes it back
+//! gpu.queue().submit([encoder.finish()]);
+//!
+//! assert_eq!(cache.book().len(sequence)?, 40);
+//! let output: Vec<f32> = gpu.read("output", &output, 40 * 4 * 64)?;
+//! assert!(output.iter().all(|x| (x - 2.0).abs() < 1e-3));
+//! let status = gpu.block_on(cache.status()?)?; // a future: it never blocks by itself
+//! assert_eq!((status.non_finite, status.saturated), (0, 0));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Sequences are segments of pages
+//!
+//! A page holds the tokens [p P, (p + 1) P) of one sequence, for one layer and one side (K or V), all KV heads
+//! ([`crate::pages`] has the words). Each side of a sequence has up to three segments, in the order of its tokens:
 //!
 //! ```text
-//! let step = cache.step(&[(sequence, new_tokens), ...])?;      // planned once for all layers
-//! for layer in 0..layers {
-//!     step.append(&mut encoder, layer, &k, &v)?;               // records; rows are `[token][head][channel]`
-//!     step.attend(&mut encoder, layer, &q, &output, &options)?; // sees the tokens just appended
-//! }
-//! step.commit()?;                                              // dropping the step instead takes it back
+//!            0        S                                       b                   length
+//!   tokens   | sinks  |  packed                               |  waiting          |
+//!   K int4c  | f16    |  int4c | int4c | int4c | int4c | int4c|  f16: open group, |
+//!            |        |  one scale a channel and group of G   |  recent window R  |
+//!   V int4   | f16    |  int4, a scale a token and head  ............. (R = 0) ... |
+//!            |________|_______________________________________|___________________|
+//!   pages    [  page 0 f16  ]                             [ page b/P f16 ][  ...  ]
+//!            [  page 0 int4c  ][  page 1 int4c  ] ...     [ page b/P int4c  ]
 //! ```
+//!
+//! - *Sink tokens*: the first S tokens stay in full precision for good. Their codes are 0 and no scale covers them.
+//! - *Packed*: tokens below the boundary b, the largest multiple of G (1 unless the side is per channel) not above
+//!   length - R when a step commits. A group is packed once and its codes never change.
+//! - *Waiting*: tokens from b on, in f16 pages at the slots that they will have when packed. They are the reserve that
+//!   [`KvCache::truncate`] can always take back.
+//!
+//! The same rows, appended in any steps, end in the same bytes. Attention runs over the common refinement of both sides'
+//! segments, cut into splits at fixed tokens: a sequence attended in a batch gives the bits that it gives alone (unless
+//! its pages lie in several buffers: splits end there).
+//!
+//! # Lifecycle
+//!
+//! ```text
+//!   open ──> step ──> append, attend: each layer ──> commit ──> step ... ──> free
+//!              │                                       │
+//!              └── dropped: as if it had not been      ├── fork: a second sequence on the same pages
+//!                                                      ├── truncate: fewer tokens
+//!                                                      └── save: bytes ──> restore, here or in another cache
+//! ```
+//!
+//! - A step plans the pages and work of all its sequences, all or nothing: a full cache is an error
+//!   ([`Error::CacheFull`]) that names what is missing, and changes nothing.
+//! - A fork holds the pages of its first tokens together with the original. Whoever appends copies the open pages (those
+//!   that its tokens end in) first; full pages are never written again.
+//! - Pages that a step, a truncation or a free gives back serve later steps. So steps are submitted in the order in
+//!   which they were recorded, and before [`KvCache::restore`], which writes at once.
+//! - [`SequenceId`]s are never used again; one that was freed, or is of another cache, is an error.
+//!
+//! # Memory
+//!
+//! [`CacheSpec::budget`] bounds the bytes of all pages. It is cut, by [`Geometry`], into packed pages (as many for every
+//! layer and side) and pages in full precision (what [`CacheSpec::sequences`] need for sinks, open groups and windows,
+//! and what long steps pass through). Pools are made in buffers when they are first needed, no larger than the device
+//! binds, by [`CacheSpec::growth`] at a time. [`Book::pools`], [`Book::bytes_in_use`] and [`Book::room`] say what is
+//! used and what fits; [`Geometry::costs`] what tokens and sequences take.
 
 mod book;
 mod plan;
@@ -466,7 +548,8 @@ impl KvCache {
         Ok(async move { Ok(saved::finish(head, &words.await?)) })
     }
 
-    /// A new sequence from saved bytes; the pages are written before the next submission. All or nothing.
+    /// A new sequence from saved bytes. All or nothing. Its pages are written before the next submission: submit what has
+    /// been recorded first, since it may still read them.
     ///
     /// # Errors
     /// [`Error::Restore`] for bytes that are damaged or from a cache of another spec; [`Error::CacheFull`];

@@ -284,8 +284,8 @@ impl Step<'_> {
     /// f32 or [`Floats::f16`]. Layers may differ in their options.
     ///
     /// # Errors
-    /// Those of [`AttentionOptions::check`]; [`Error::Shape`] for a layer that does not exist and a buffer that is too
-    /// small; [`Error::Limit`]; [`Error::Shader`] where the driver refuses a kernel.
+    /// Those of [`AttentionOptions::check`]; [`Error::Usage`] before the layer's append; [`Error::Shape`] for a layer that
+    /// does not exist and a buffer that is too small; [`Error::Limit`]; [`Error::Shader`] where the driver refuses a kernel.
     pub fn attend<'b>(
         &self,
         encoder: &mut wgpu::CommandEncoder,
@@ -305,6 +305,15 @@ impl Step<'_> {
         let bytes = |floats: Floats<'_>, head_dim: u32| heads * u64::from(head_dim * floats.float.bytes());
         check_bytes("q bytes", q.buffer, bytes(q, spec.k_head_dim))?;
         check_bytes("output bytes", output.buffer, bytes(output, spec.v_head_dim))?;
+        let appended = self.appended.lock().unwrap_or_else(PoisonError::into_inner);
+        if plan.tokens > 0 && !appended.contains(&layer) {
+            return Err(Error::Usage {
+                asked: format!("attention of layer {layer}"),
+                reason: "this step has not appended to it, and a query sees its own token".to_owned(),
+                advice: "append first".to_owned(),
+            });
+        }
+        drop(appended);
         let class = cache.book.geometry().class_index(layer)?;
         let lists = self.attention_lists(plan, class, options.reach())?;
         let partials = &lists.partials;
