@@ -92,17 +92,18 @@ impl Job {
         self.pages as usize * self.layout.words as usize
     }
 
-    /// The same slots as runs for `dequantize`, rows in the order of the runs.
+    /// Slots of a run that the kernel writes: of a group all, of which the last `count` are packed.
+    fn written(&self, run: &SlotRun) -> Range<u32> {
+        run.slot..run.slot + run.count.max(self.layout.side.layout.token_group())
+    }
+
+    /// The packed slots as runs for `dequantize`, rows in the order of the runs.
     pub fn read_runs(&self) -> Vec<SlotRun> {
         let (mut out, mut row) = (Vec::new(), 0);
         for run in &self.runs {
-            slot_runs(
-                run.page,
-                run.slot,
-                run.slot + run.count,
-                |slot| row + slot - run.slot,
-                &mut out,
-            );
+            let end = self.written(run).end;
+            let first = end - run.count;
+            slot_runs(run.page, first, end, |slot| row + slot - first, &mut out);
             row += run.count;
         }
         out
@@ -156,7 +157,7 @@ impl Job {
                 for head in 1..=layout.heads {
                     let word =
                         run.page * layout.words + (head * layout.head_words - 1) * layout.tokens + run.slot;
-                    pages[word as usize..][..run.count as usize]
+                    pages[word as usize..][..self.written(run).len()]
                         .iter_mut()
                         .for_each(|w| *w &= u32::MAX >> (32 - used));
                 }
@@ -1272,6 +1273,49 @@ fn strided_rows(gpu: &Gpu, sides: &[Side]) -> Outcome {
     outcome
 }
 
+/// Groups that begin with sink tokens, from none to all but one: NaN, infinities and the largest numbers wait in the
+/// slots of the sinks.
+fn groups_with_sinks(gpu: &Gpu, sides: &[Side]) -> Outcome {
+    let mut outcome = Outcome::default();
+    for &side in sides.iter().filter(|side| side.layout.token_group() > 1) {
+        let group = side.layout.token_group();
+        for (head_dim, from) in [(8, From::PagesF32), (40, From::PagesF16)] {
+            let layout = PageLayout::new(side, 2, head_dim, 2 * group).unwrap();
+            let row_len = 2 * head_dim;
+            let counts = [group, group - 1, group / 2 + 1, 4, 1, 0];
+            let mut rng = Rng(u64::from(group + head_dim));
+            let mut rows = Vec::new();
+            let mut without = Vec::new();
+            for count in counts {
+                for slot in 0..group * row_len {
+                    let bits = rng.real_within(-12..12).to_bits();
+                    let sink = slot / row_len < group - count;
+                    let worst = [f32::NAN, f32::INFINITY, -f32::INFINITY, 6e4].map(f32::to_bits);
+                    rows.push(if sink { rng.pick(&worst) } else { bits });
+                    without.push(if sink { 0 } else { bits });
+                }
+            }
+            let make = |rows: &[u32]| job(layout, rows, from, 1.0, |_| 0..layout.tokens);
+            let (mut sinks, zeros) = (make(&rows), make(&without));
+            for run in &mut sinks.runs {
+                run.count = counts[(run.source * 2 + run.slot / group) as usize];
+            }
+            outcome.join(sinks.check(gpu));
+            // A sink counts for as much as a row of zeros.
+            let (expected, got) = (zeros.on_cpu(), sinks.on_cpu());
+            outcome.words(&expected.words, &got.words, |word, bit| sinks.place(word, bit));
+            outcome.status("sinks as zeros", expected.status, got.status);
+        }
+    }
+    outcome
+}
+
+#[test]
+fn groups_that_begin_with_sinks() {
+    let Some(gpu) = gpu("sinks") else { return };
+    groups_with_sinks(gpu, &sides_and_scale_types()).pass();
+}
+
 #[test]
 fn ties_of_every_side_and_scale_type() {
     let Some(gpu) = gpu("ties") else { return };
@@ -2132,6 +2176,12 @@ mod portable {
         let sides = ["f16", "int4", "int2", "fp4"].map(|name| name.parse().unwrap());
         partial_runs(gpu, &sides).pass();
         strided_rows(gpu, &sides[1..2]).pass();
+    }
+
+    #[test]
+    fn groups_with_sinks_of_some_sides() {
+        let Some(gpu) = gpu("portable sinks") else { return };
+        groups_with_sinks(gpu, &["int4c(8)", "int2c(16)"].map(|name| name.parse().unwrap())).pass();
     }
 
     #[test]
