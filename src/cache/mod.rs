@@ -3,7 +3,7 @@
 //! ```text
 //! let step = cache.step(&[(sequence, new_tokens), ...])?;   // planned once for all layers
 //! for layer in 0..layers {
-//!     step.append(&mut pass, layer, &k, &v)?;               // records; rows are `[token][head][channel]` f32
+//!     step.append(&mut pass, layer, &k, &v)?;               // records; rows are `[token][head][channel]`
 //!     step.attend(&mut pass, layer, &q, &output, &options)?; // sees the tokens just appended
 //! }
 //! step.commit()?;                                           // dropping the step instead takes it back
@@ -22,7 +22,7 @@ pub use plan::{
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::formats::Element;
 use crate::gpu::Gpu;
 use crate::kernels::amax::{self, Amax};
@@ -31,7 +31,7 @@ use crate::kernels::attention_split::{self, AttentionSplit, Tiling};
 use crate::kernels::quantize::{self, Quantize, Source};
 use crate::kernels::quantize_group::QuantizeGroup;
 use crate::kernels::tensor_scale::{self, TensorScale};
-use crate::kernels::{FloatType, Floats, RowStrides};
+use crate::kernels::{FloatType, Outputs, RowStrides, Rows};
 use crate::options::{AttentionOptions, Reach};
 use crate::pages::{PageLayout, heads_ratio};
 use crate::scales::ScaleLayout;
@@ -44,11 +44,40 @@ enum Pack {
     Groups(QuantizeGroup),
 }
 
+/// What packs new rows into one kind of pages, by the type of the rows; each is built when it is first needed.
+#[derive(Debug)]
+struct PackRows {
+    page: PageLayout,
+    kernels: [OnceLock<Quantize>; 2],
+}
+
+impl PackRows {
+    fn new(page: PageLayout) -> PackRows {
+        let kernels = Default::default();
+        PackRows { page, kernels }
+    }
+
+    fn kernel(&self, gpu: &Gpu, float: FloatType) -> Result<&Quantize> {
+        built(&self.kernels[float as usize], || {
+            Quantize::plan(gpu, &self.page, &float.into())
+        })
+    }
+}
+
+/// What a place holds, built where it holds nothing yet.
+fn built<T>(place: &OnceLock<T>, build: impl FnOnce() -> Result<T>) -> Result<&T> {
+    if let Some(there) = place.get() {
+        return Ok(there);
+    }
+    let new = build()?;
+    Ok(place.get_or_init(|| new))
+}
+
 /// The kernels of one side.
 #[derive(Debug)]
 struct SideKernels {
-    direct: Option<Quantize>,
-    wait: Option<Quantize>,
+    direct: Option<PackRows>,
+    wait: Option<PackRows>,
     pack: Option<Pack>,
     /// Makes the per-tensor scale from a step's rows, where it comes from there.
     scale_from_rows: Option<TensorScale>,
@@ -74,7 +103,8 @@ pub struct KvCache {
     attention: [[OnceLock<AttentionSplit>; 8]; 2],
     /// By the type of the outputs.
     merge: [OnceLock<AttentionMerge>; 2],
-    amax: Amax,
+    /// By the type of the rows.
+    amax: [OnceLock<Amax>; 2],
     tensor_scale: TensorScale,
     /// Largest magnitudes of the step at hand, where scales come from its rows.
     largest: wgpu::Buffer,
@@ -128,14 +158,14 @@ impl KvCache {
             };
             Ok(match &geometry.waiting[s] {
                 None => SideKernels {
-                    direct: Some(Quantize::plan(gpu, page, &Source::F32)?),
+                    direct: Some(PackRows::new(*page)),
                     wait: None,
                     pack: None,
                     scale_from_rows,
                 },
                 Some(waiting) => SideKernels {
                     direct: None,
-                    wait: Some(Quantize::plan(gpu, waiting, &Source::F32)?),
+                    wait: Some(PackRows::new(*waiting)),
                     pack: Some(if page.side.layout.token_group() > 1 {
                         Pack::Groups(QuantizeGroup::plan(gpu, page, waiting)?)
                     } else {
@@ -154,7 +184,7 @@ impl KvCache {
         }
         let numbers = u64::from(spec.layers) * 2 * 4;
         Ok(KvCache {
-            amax: Amax::plan(gpu)?,
+            amax: Default::default(),
             tensor_scale: TensorScale::plan(gpu, Element::E4m3)?,
             largest: gpu.zeros("largest magnitudes", numbers)?,
             observed: gpu.zeros("observed magnitudes", numbers)?,
@@ -235,12 +265,10 @@ impl KvCache {
                 runs("pack runs", &side.pack)?,
             ])
         };
-        let rows = u64::from(plan.tokens) * u64::from(self.book.spec().q_heads);
         Ok(Lists {
             writes: [writes(K)?, writes(V)?],
             table: self.gpu.upload("page table", &plan.table)?,
             attention: Mutex::new(BTreeMap::from([(Reach::default(), attention)])),
-            lse: self.gpu.zeros("lse", rows * 4)?,
         })
     }
 
@@ -275,25 +303,19 @@ impl KvCache {
     }
 
     fn merge(&self, output: FloatType) -> Result<&AttentionMerge> {
-        let slot = &self.merge[output as usize];
-        if let Some(kernel) = slot.get() {
-            return Ok(kernel);
-        }
         let spec = self.book.spec();
-        let kernel = AttentionMerge::plan(&self.gpu, spec.q_heads, spec.v_head_dim, output)?;
-        Ok(slot.get_or_init(|| kernel))
+        built(&self.merge[output as usize], || {
+            AttentionMerge::plan(&self.gpu, spec.q_heads, spec.v_head_dim, output)
+        })
     }
 
     fn attention(&self, kind: SegmentKind, q: FloatType) -> Result<&AttentionSplit> {
-        let slot = &self.attention[q as usize][kind.index()];
-        if let Some(kernel) = slot.get() {
-            return Ok(kernel);
-        }
         let geometry = self.book.geometry();
         let (k, v) = (geometry.page(K, kind.k_waits), geometry.page(V, kind.v_waits));
         let tiling = self.tilings[usize::from(kind.prefill)];
-        let kernel = AttentionSplit::plan(&self.gpu, &k, &v, self.book.spec().q_heads, tiling, q)?;
-        Ok(slot.get_or_init(|| kernel))
+        built(&self.attention[q as usize][kind.index()], || {
+            AttentionSplit::plan(&self.gpu, &k, &v, self.book.spec().q_heads, tiling, q)
+        })
     }
 
     /// What packing met so far. Waits for the queue.
@@ -324,7 +346,8 @@ impl KvCache {
     /// The live words of a sequence's pages on one side, in order: dead slots read as zero. Waits for the queue.
     ///
     /// # Errors
-    /// [`Error::UnknownSequence`], [`Error::Shape`] for a layer or side that does not exist, [`Error::Device`].
+    /// [`crate::Error::UnknownSequence`], [`crate::Error::Shape`] for a layer or side that does not exist,
+    /// [`crate::Error::Device`].
     pub fn live_words(&self, id: SequenceId, layer: u32, side: usize) -> Result<Vec<u32>> {
         self.book.check_layer(layer)?;
         let read = |waiting: bool| -> Result<Vec<u32>> {
@@ -357,7 +380,6 @@ struct Lists {
     table: wgpu::Buffer,
     /// By how far queries see: layers may differ. Each is made when it is first needed, the causal one with the step.
     attention: Mutex<BTreeMap<Reach, Arc<AttentionLists>>>,
-    lse: wgpu::Buffer,
 }
 
 /// The buffers of attention with one reach.
@@ -384,20 +406,23 @@ impl Step<'_> {
         self.plan.as_ref().map_or(0, |plan| plan.tokens)
     }
 
-    /// Records the append of f32 rows, `[token][head][channel]`, to a layer.
+    /// Records the append of rows to a layer: each side a buffer of f32, or [`Rows`] of either type with an offset and
+    /// strides. f16 rows give the bits that the same numbers give as f32.
     ///
     /// # Errors
-    /// [`Error::Shape`] for a layer that does not exist or a buffer that is too small; [`Error::Limit`].
-    pub fn append(
+    /// [`crate::Error::Shape`] for a layer that does not exist; those of [`Rows::check`]; [`crate::Error::Limit`];
+    /// [`crate::Error::Shader`] where the driver refuses a kernel.
+    pub fn append<'b>(
         &self,
         pass: &mut wgpu::ComputePass<'_>,
         layer: u32,
-        k: &wgpu::Buffer,
-        v: &wgpu::Buffer,
+        k: impl Into<Rows<'b>>,
+        v: impl Into<Rows<'b>>,
     ) -> Result<()> {
         let Some(plan) = &self.plan else { return Ok(()) };
-        self.check_rows(layer, [(k, "k bytes", K), (v, "v bytes", V)])?;
-        for (s, rows) in [k, v].into_iter().enumerate() {
+        let sides = [k.into(), v.into()];
+        self.check_rows(layer, sides)?;
+        for (s, rows) in sides.into_iter().enumerate() {
             self.append_side(plan, pass, layer, s, rows)?;
         }
         Ok(())
@@ -409,7 +434,7 @@ impl Step<'_> {
         pass: &mut wgpu::ComputePass<'_>,
         layer: u32,
         s: usize,
-        rows: &wgpu::Buffer,
+        rows: Rows<'_>,
     ) -> Result<()> {
         let KvCache {
             gpu,
@@ -434,7 +459,7 @@ impl Step<'_> {
         }
         let [direct, wait, pack] = &self.lists.writes[s];
         let writes = &plan.sides[s];
-        let dense = RowStrides::dense(&page);
+        let strides = rows.row_strides(page.heads, page.head_dim);
         let buffers = |source, runs, pages| quantize::Buffers {
             source,
             runs,
@@ -443,19 +468,24 @@ impl Step<'_> {
             status,
         };
         if let Some(kernel) = &kernels.direct {
-            let b = buffers(rows, direct, &pools.packed[s]);
-            kernel.encode(gpu, pass, &b, writes.direct.len() as u32, dense, tensor)?;
+            let b = buffers(rows.buffer, direct, &pools.packed[s]);
+            let kernel = kernel.kernel(gpu, rows.float)?;
+            kernel.encode(gpu, pass, &b, writes.direct.len() as u32, strides, tensor)?;
         }
         let Some(waiting) = &pools.waiting[s] else {
             return Ok(());
         };
         if let Some(kernel) = &kernels.wait {
-            let b = buffers(rows, wait, waiting);
-            kernel.encode(gpu, pass, &b, writes.wait.len() as u32, dense, tensor)?;
+            let b = buffers(rows.buffer, wait, waiting);
+            let kernel = kernel.kernel(gpu, rows.float)?;
+            kernel.encode(gpu, pass, &b, writes.wait.len() as u32, strides, tensor)?;
         }
         let b = buffers(waiting, pack, &pools.packed[s]);
         match &kernels.pack {
-            Some(Pack::Rows(kernel)) => kernel.encode(gpu, pass, &b, writes.pack.len() as u32, dense, tensor),
+            Some(Pack::Rows(kernel)) => {
+                let dense = RowStrides::dense(&page);
+                kernel.encode(gpu, pass, &b, writes.pack.len() as u32, dense, tensor)
+            }
             Some(Pack::Groups(kernel)) => kernel.encode(gpu, pass, &b, writes.pack.len() as u32),
             None => Ok(()),
         }
@@ -466,57 +496,60 @@ impl Step<'_> {
         plan: &StepPlan,
         pass: &mut wgpu::ComputePass<'_>,
         layer: u32,
-        (s, rows): (usize, &wgpu::Buffer),
+        (s, rows): (usize, Rows<'_>),
         largest: &wgpu::Buffer,
     ) -> Result<()> {
-        let page = self.cache.book.geometry().packed[s];
-        let numbers = u64::from(plan.tokens) * u64::from(page.heads) * u64::from(page.head_dim);
-        let numbers = u32::try_from(numbers).map_err(|_| Error::Limit {
-            what: "numbers of one step on one side".to_owned(),
-            needed: numbers,
-            allowed: u64::from(u32::MAX),
-            advice: "append in smaller chunks".to_owned(),
-        })?;
+        let cache = &*self.cache;
+        let page = cache.book.geometry().packed[s];
+        let strides = rows.row_strides(page.heads, page.head_dim);
         let params = amax::Params {
-            numbers,
-            offset: 0,
+            tokens: plan.tokens,
+            heads: page.heads,
+            head_dim: page.head_dim,
+            row_offset: strides.offset,
+            row_stride: strides.row,
+            head_stride: strides.head,
             slot: layer * 2 + s as u32,
         };
-        self.cache
-            .amax
-            .encode(&self.cache.gpu, pass, [rows, largest], params)
+        let kernel = built(&cache.amax[rows.float as usize], || {
+            Amax::plan(&cache.gpu, rows.float)
+        })?;
+        kernel.encode(&cache.gpu, pass, [rows.buffer, largest], params)
     }
 
     /// Records the calibration of per-tensor scales on a layer's rows: their largest magnitude is remembered for
     /// [`KvCache::calibrated`].
     ///
     /// # Errors
-    /// [`crate::Error::Limit`].
-    pub fn calibrate(
+    /// As [`Step::append`].
+    pub fn calibrate<'b>(
         &self,
         pass: &mut wgpu::ComputePass<'_>,
         layer: u32,
-        k: &wgpu::Buffer,
-        v: &wgpu::Buffer,
+        k: impl Into<Rows<'b>>,
+        v: impl Into<Rows<'b>>,
     ) -> Result<()> {
         let Some(plan) = &self.plan else { return Ok(()) };
-        self.check_rows(layer, [(k, "k bytes", K), (v, "v bytes", V)])?;
+        let (k, v) = (k.into(), v.into());
+        self.check_rows(layer, [k, v])?;
         self.largest_of(plan, pass, layer, (K, k), &self.cache.observed)?;
         self.largest_of(plan, pass, layer, (V, v), &self.cache.observed)
     }
 
-    /// Records attention of a layer: queries `[token][query head][channel]` into outputs of the same shape, each a buffer of
-    /// f32 or [`Floats::f16`]. Layers may differ in their options.
+    /// Records attention of a layer: queries, a buffer of f32 or [`Rows`] whose offset and strides are multiples of 4
+    /// elements, into a buffer of f32 or [`Outputs`], with the LSE where it is asked for. Layers may differ in their
+    /// options.
     ///
     /// # Errors
-    /// Those of [`AttentionOptions::check`]; [`Error::Shape`] for a layer that does not exist and a buffer that is too
-    /// small; [`Error::Limit`]; [`Error::Shader`] where the driver refuses a kernel.
+    /// Those of [`AttentionOptions::check`], [`Rows::check`] and [`Outputs::check`]; [`crate::Error::Shape`] for a layer
+    /// that does not exist; [`crate::Error::Usage`] for queries at other offsets; [`crate::Error::Limit`];
+    /// [`crate::Error::Shader`] where the driver refuses a kernel.
     pub fn attend<'b>(
         &self,
         pass: &mut wgpu::ComputePass<'_>,
         layer: u32,
-        q: impl Into<Floats<'b>>,
-        output: impl Into<Floats<'b>>,
+        q: impl Into<Rows<'b>>,
+        output: impl Into<Outputs<'b>>,
         options: &AttentionOptions<&wgpu::Buffer>,
     ) -> Result<()> {
         let Some(plan) = &self.plan else { return Ok(()) };
@@ -525,11 +558,9 @@ impl Step<'_> {
         let spec = cache.book.spec();
         options.check()?;
         check_sinks(options.sinks, spec.q_heads)?;
-        self.check_rows(layer, [])?;
-        let heads = u64::from(plan.tokens) * u64::from(spec.q_heads);
-        let bytes = |floats: Floats<'_>, head_dim: u32| heads * u64::from(head_dim * floats.float.bytes());
-        check_bytes("q bytes", q.buffer, bytes(q, spec.k_head_dim))?;
-        check_bytes("output bytes", output.buffer, bytes(output, spec.v_head_dim))?;
+        cache.book.check_layer(layer)?;
+        q.check("q bytes", plan.tokens, spec.q_heads, spec.k_head_dim)?;
+        output.check(plan.tokens, spec.q_heads, spec.v_head_dim)?;
         let lists = self.attention_lists(plan, options.reach())?;
         let partials = &lists.partials;
         let pools = &cache.layers[layer as usize];
@@ -542,6 +573,7 @@ impl Step<'_> {
                 items,
                 page_table: &self.lists.table,
                 q: q.buffer,
+                q_rows: q.row_strides(spec.q_heads, spec.k_head_dim),
                 k_pages: side(K, kind.k_waits),
                 v_pages: side(V, kind.v_waits),
                 tensor_scales: &cache.tensor_scales,
@@ -553,16 +585,10 @@ impl Step<'_> {
                 .attention(*kind, q.float)?
                 .encode(&cache.gpu, pass, &buffers, *count, options, tensor)?;
         }
-        let merge = [
-            &lists.merges,
-            &partials.o,
-            &partials.ml,
-            output.buffer,
-            &self.lists.lse,
-        ];
+        let merge = [&lists.merges, &partials.o, &partials.ml, output.buffer];
         cache
             .merge(output.float)?
-            .encode(&cache.gpu, pass, merge, options.sinks, plan.tokens)
+            .encode(&cache.gpu, pass, merge, output.lse, options.sinks, plan.tokens)
     }
 
     fn attention_lists(&self, plan: &StepPlan, reach: Reach) -> Result<Arc<AttentionLists>> {
@@ -579,24 +605,15 @@ impl Step<'_> {
         Ok(lists)
     }
 
-    /// Refuses a layer that the cache lacks and rows that a buffer is too small for.
-    fn check_rows<const N: usize>(
-        &self,
-        layer: u32,
-        rows: [(&wgpu::Buffer, &'static str, usize); N],
-    ) -> Result<()> {
+    /// Refuses a layer that the cache lacks, and rows of K and V that kernels cannot read.
+    fn check_rows(&self, layer: u32, sides: [Rows<'_>; 2]) -> Result<()> {
         self.cache.book.check_layer(layer)?;
-        for (buffer, what, s) in rows {
+        for (s, rows) in sides.into_iter().enumerate() {
             let page = self.cache.book.geometry().packed[s];
-            let row = u64::from(page.heads) * u64::from(page.head_dim) * 4;
-            check_bytes(what, buffer, u64::from(self.tokens()) * row)?;
+            let what = ["k bytes", "v bytes"][s];
+            rows.check(what, self.tokens(), page.heads, page.head_dim)?;
         }
         Ok(())
-    }
-
-    /// The LSE of the layer attended last, `[token][query head]`.
-    pub fn lse(&self) -> &wgpu::Buffer {
-        &self.lists.lse
     }
 
     /// Makes the step part of the cache.
@@ -609,26 +626,6 @@ impl Step<'_> {
             None => Ok(()),
         }
     }
-}
-
-/// Refuses a buffer that kernels cannot bind, or that holds less than a step reads or writes.
-fn check_bytes(what: &'static str, buffer: &wgpu::Buffer, needed: u64) -> Result<()> {
-    if !buffer.usage().contains(wgpu::BufferUsages::STORAGE) {
-        return Err(Error::Usage {
-            asked: format!("a buffer for {}", what.trim_end_matches(" bytes")),
-            reason: "it was made without the usage STORAGE".to_owned(),
-            advice: "create it with wgpu::BufferUsages::STORAGE".to_owned(),
-        });
-    }
-    if buffer.size() >= needed {
-        return Ok(());
-    }
-    Err(Error::Shape {
-        what,
-        value: buffer.size(),
-        limit: format!("the rows of this step take {needed} bytes"),
-        advice: "pass a buffer with a row for each new token".to_owned(),
-    })
 }
 
 impl Drop for Step<'_> {

@@ -6,12 +6,12 @@ use std::ops::Range;
 use kvpack::Result;
 use kvpack::formats::{self, Element};
 use kvpack::gpu::Gpu;
-use kvpack::kernels::RowStrides;
 use kvpack::kernels::amax::{self, Amax};
 use kvpack::kernels::dequantize::Dequantize;
 use kvpack::kernels::quantize::{Buffers, Quantize, Source};
 use kvpack::kernels::quantize_group::QuantizeGroup;
 use kvpack::kernels::tensor_scale::{self, TensorScale};
+use kvpack::kernels::{FloatType, RowStrides};
 use kvpack::pages::PageLayout;
 use kvpack::reference;
 use kvpack::scales::{BLOCK_CHANNELS, GROUPS, SCALE_TYPES, ScaleLayout, ScaleType};
@@ -1416,23 +1416,56 @@ fn one_flipped_bit_is_reported_with_its_place() {
 
 // ---- amax and tensor_scale ---------------------------------------------------------------------------------------
 
-/// The largest magnitude of part of a buffer joins what its place holds; other places stay.
-fn amax_of(gpu: &Gpu, numbers: &[u32], part: Range<u32>, so_far: f32) -> Vec<u32> {
-    let source = gpu.upload("source", numbers).unwrap();
+/// The largest magnitude of `tokens` rows of `heads` x `head_dim` joins what its place holds; other places stay.
+fn amax_of_rows(
+    gpu: &Gpu,
+    rows: &Rows,
+    [tokens, heads, head_dim]: [u32; 3],
+    so_far: f32,
+) -> Result<Vec<u32>> {
+    let (float, words, strides) = match rows {
+        Rows::F32(words, strides) => (FloatType::F32, words, strides),
+        Rows::F16(words, strides) => (FloatType::F16, words, strides),
+        Rows::Pages(..) => panic!("amax reads rows"),
+    };
+    let source = gpu.upload("source", words)?;
     let mut places = poison(3 + GUARD);
     places[1] = so_far.to_bits();
-    let largest = gpu.upload("largest", &places).unwrap();
+    let largest = gpu.upload("largest", &places)?;
     let params = amax::Params {
-        numbers: part.end - part.start,
-        offset: part.start,
+        tokens,
+        heads,
+        head_dim,
+        row_offset: strides.offset,
+        row_stride: strides.row,
+        head_stride: strides.head,
         slot: 1,
     };
     gpu.submit("amax", |encoder| {
         let mut pass = encoder.begin_compute_pass(&Default::default());
-        Amax::plan(gpu)?.encode(gpu, &mut pass, [&source, &largest], params)
-    })
-    .unwrap();
-    gpu.read("largest", &largest, 3 + GUARD).unwrap()
+        Amax::plan(gpu, float)?.encode(gpu, &mut pass, [&source, &largest], params)
+    })?;
+    gpu.read("largest", &largest, 3 + GUARD)
+}
+
+/// The same of part of a buffer of f32.
+fn amax_of(gpu: &Gpu, numbers: &[u32], part: Range<u32>, so_far: f32) -> Vec<u32> {
+    let strides = RowStrides {
+        offset: part.start,
+        row: 0,
+        head: 0,
+    };
+    let rows = Rows::F32(numbers.to_vec(), strides);
+    amax_of_rows(gpu, &rows, [1, 1, part.end - part.start], so_far).unwrap()
+}
+
+/// One number of a kind that amax meets, by its place.
+fn number_for_amax(rng: &mut Rng, place: usize) -> u32 {
+    match place {
+        _ if place % 5 == 4 => rng.pick(&SPECIALS[..8]),
+        _ if place % 9 == 8 => rng.pick(&SPECIALS[10..19]),
+        _ => rng.real_within(-20..20).to_bits(),
+    }
 }
 
 fn amax_sizes(gpu: &Gpu, sizes: &[u32]) -> Outcome {
@@ -1444,11 +1477,7 @@ fn amax_sizes(gpu: &Gpu, sizes: &[u32]) -> Outcome {
             let mut numbers = vec![f32::MAX.to_bits(); (offset + size + 40) as usize];
             let part = &mut numbers[offset as usize..][..size as usize];
             for (i, x) in part.iter_mut().enumerate() {
-                *x = match i {
-                    _ if i % 5 == 4 => rng.pick(&SPECIALS[..8]),
-                    _ if i % 9 == 8 => rng.pick(&SPECIALS[10..19]),
-                    _ => rng.real_within(-20..20).to_bits(),
-                };
+                *x = number_for_amax(&mut rng, i);
             }
             let expected = reference::amax(part.iter().map(|&x| f32::from_bits(x)), so_far);
             let mut places = poison(3 + GUARD);
@@ -1462,10 +1491,84 @@ fn amax_sizes(gpu: &Gpu, sizes: &[u32]) -> Outcome {
     outcome
 }
 
+/// Rows among larger numbers that do not belong to them, f32 and f16: behind an odd offset, in fused rows, head by head.
+fn amax_layouts(gpu: &Gpu, shapes: &[[u32; 3]]) -> Outcome {
+    let mut outcome = Outcome::default();
+    let mut rng = Rng(31);
+    for &[tokens, heads, head_dim] in shapes {
+        let strides = |offset, row, head| RowStrides { offset, row, head };
+        for strides in [
+            strides(0, heads * head_dim, head_dim),
+            strides(7, heads * head_dim + 1, head_dim),
+            strides(2 * head_dim, 6 * heads * head_dim, 3 * head_dim),
+            strides(1, head_dim, tokens * head_dim),
+        ] {
+            for half in [false, true] {
+                let last =
+                    strides.offset + (tokens - 1) * strides.row + (heads - 1) * strides.head + head_dim;
+                let outside = if half { 65504.0 } else { f32::MAX };
+                let mut numbers = vec![outside.to_bits(); last as usize + 2];
+                let mut all = Vec::new();
+                for token in 0..tokens {
+                    for head in 0..heads {
+                        let first = strides.offset + token * strides.row + head * strides.head;
+                        for x in &mut numbers[first as usize..][..head_dim as usize] {
+                            let bits = number_for_amax(&mut rng, all.len());
+                            // Smaller than what lies between the rows as halves too.
+                            *x = if half {
+                                (f32::from_bits(bits) * 0.01).to_bits()
+                            } else {
+                                bits
+                            };
+                            all.push(*x);
+                        }
+                    }
+                }
+                let rows = if half {
+                    Rows::F16(halves(&numbers), strides)
+                } else {
+                    Rows::F32(numbers, strides)
+                };
+                let seen = |&bits: &u32| match half {
+                    true => half::f16::from_f32(f32::from_bits(bits)).to_f32(),
+                    false => f32::from_bits(bits),
+                };
+                let mut places = poison(3 + GUARD);
+                places[1] = reference::amax(all.iter().map(seen), 0.0).to_bits();
+                let got = amax_of_rows(gpu, &rows, [tokens, heads, head_dim], 0.0).unwrap();
+                outcome.words(&places, &got, |i, bit| {
+                    format!("amax of {tokens} x {heads} x {head_dim}, {strides:?}, f16 {half}: place {i}, bit {bit}")
+                });
+            }
+        }
+    }
+    outcome
+}
+
 #[test]
 fn amax_of_many_sizes() {
     let Some(gpu) = gpu("amax") else { return };
     amax_sizes(gpu, &[0, 1, 15, 16, 17, 1023, 1024, 1025, 1_000_003]).pass();
+}
+
+#[test]
+fn amax_of_rows_in_any_layout() {
+    let Some(gpu) = gpu("amax layouts") else { return };
+    amax_layouts(gpu, &[[1, 1, 8], [5, 3, 40], [1, 8, 256], [700, 2, 24]]).pass();
+}
+
+#[test]
+fn amax_refuses_more_numbers_than_a_dispatch_can_hold() {
+    let Some(gpu) = gpu("amax limit") else { return };
+    // One row over and over: the buffer is small whatever the number of tokens.
+    let strides = RowStrides {
+        offset: 0,
+        row: 0,
+        head: 0,
+    };
+    let rows = Rows::F32(vec![0; 16], strides);
+    let refused = amax_of_rows(gpu, &rows, [u32::MAX, 8, 16], 0.0).unwrap_err();
+    assert!(matches!(refused, kvpack::Error::Limit { .. }), "{refused}");
 }
 
 /// `tensor_scale` on the GPU: the scales of a list of magnitudes, bits, with their neighbours on either side.
@@ -2188,6 +2291,7 @@ mod portable {
     fn amax_and_tensor_scale() {
         let Some(gpu) = gpu("portable amax") else { return };
         amax_sizes(gpu, &[0, 17, 1025]).pass();
+        amax_layouts(gpu, &[[5, 3, 40]]).pass();
         tensor_scale_sizes(gpu, &[17, 1000]).pass();
     }
 }

@@ -3,6 +3,7 @@
 use kvpack::cache::{CacheSpec, K, KvCache, PagesInUse, SequenceId, TensorScales, V};
 use kvpack::formats::Element;
 use kvpack::gpu::{Gpu, Selection};
+use kvpack::kernels::Outputs;
 use kvpack::options::AttentionOptions;
 use kvpack::reference::ReferenceCache;
 use kvpack::scales::{ScaleLayout, ScaleType};
@@ -324,16 +325,17 @@ fn attention_crosses_the_boundary_between_packed_and_waiting_tokens() {
 
             let buffers = [&k, &v, &q].map(|rows| gpu.upload("rows", rows).unwrap());
             let output = gpu.zeros("output", (tokens * o_row * 4) as u64).unwrap();
+            let lse_rows = tokens * spec.q_heads as usize;
+            let lse = gpu.zeros("lse", lse_rows as u64 * 4).unwrap();
+            let outputs = Outputs::from(&output).with_lse(&lse);
             let step = cache.step(&requests).unwrap();
             gpu.submit("attention", |encoder| {
                 let mut pass = encoder.begin_compute_pass(&Default::default());
                 step.append(&mut pass, 0, &buffers[0], &buffers[1])?;
-                step.attend(&mut pass, 0, &buffers[2], &output, &AttentionOptions::default())
+                step.attend(&mut pass, 0, &buffers[2], outputs, &AttentionOptions::default())
             })
             .unwrap();
-            let lse: Vec<f32> = gpu
-                .read("lse", step.lse(), tokens * spec.q_heads as usize)
-                .unwrap();
+            let lse: Vec<f32> = gpu.read("lse", &lse, lse_rows).unwrap();
             step.commit().unwrap();
             let output: Vec<f32> = gpu.read("output", &output, tokens * o_row).unwrap();
 
