@@ -10,13 +10,14 @@ struct Params {
     rows: u32, // query tokens x query heads
     q_heads: u32,
     sinks: u32, // 1 where there are sinks
+    lse: u32, // 1 where the LSE is asked for
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> merges: array<vec4<u32>>; // [query token] (first partial, stride, partials, output row)
 @group(0) @binding(2) var<storage, read> partial_o: array<vec4<f32>>; // [partial, channel quad]
 @group(0) @binding(3) var<storage, read> partial_ml: array<vec2<f32>>; // [partial] (m, l)
-@group(0) @binding(5) var<storage, read_write> lse: array<u32>; // [token, query head], bits of f32
+@group(0) @binding(5) var<storage, read_write> lse: array<u32>; // [token, query head], bits of f32; not written unless asked for
 @group(0) @binding(6) var<storage, read> sinks: array<f32>; // [query head]; not read where there are none
 
 @compute @workgroup_size(WG_SIZE)
@@ -61,7 +62,7 @@ fn attention_merge(
     let empty = bitcast<u32>(l) == 0u;
     let out_row = merge.w * params.q_heads + head;
     write_output(out_row * V_QUADS + quad, select(o / l, vec4<f32>(), empty));
-    if (quad == 0u) {
+    if (quad == 0u && params.lse != 0u) {
         // -Inf as bits: WGSL has no constant for it.
         lse[out_row] = select(bitcast<u32>(m + log(l)), 0xff800000u, empty);
     }

@@ -31,6 +31,9 @@ struct Params {
     back: u32, // positions before its own that a query sees
     ahead: u32, // positions after its own that a query sees
     softcap: f32, // 0 for none
+    q_offset: u32, // first channel quad of the queries
+    q_row: u32, // channel quads from a query token to the next
+    q_head: u32, // from a query head to the next
 }
 
 struct Item {
@@ -104,8 +107,8 @@ fn attention_split(
             let head = head_tile + row % HEAD_TILE;
             var value = vec4<f32>();
             if (token < item.queries && head < RATIO) {
-                let q_row = (item.query + token) * params.q_heads + kv_head * RATIO + head;
-                value = q_quad(q_row * K_QUADS + i % K_QUADS);
+                let q_row = params.q_offset + (item.query + token) * params.q_row;
+                value = q_quad(q_row + (kv_head * RATIO + head) * params.q_head + i % K_QUADS);
             }
             sh_q[i] = value;
         }

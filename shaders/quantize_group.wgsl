@@ -1,5 +1,6 @@
 // Closes token groups of a per-channel side: rows that wait in f16 pages become packed words and scales. One invocation
-// packs one word column (32 / bits channels of a head) of all tokens of a group, and owns every word it writes.
+// packs one word column (32 / bits channels of a head) of all tokens of a group, and owns every word it writes. A group
+// may begin with sink tokens, kept elsewhere: their codes are 0 and nothing of theirs is read or counted.
 const WG_SIZE: u32 = 64u;
 const LARGEST_ODD: u32 = 7u; // the largest code is LARGEST_ODD * 2^LARGEST_POWER
 const LARGEST_POWER: i32 = 0;
@@ -14,7 +15,7 @@ struct Params {
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> source: array<u32>; // [page, word] where the rows wait
-@group(0) @binding(2) var<storage, read> runs: array<vec4<u32>>; // [run] (page, first slot of the group, -, source page)
+@group(0) @binding(2) var<storage, read> runs: array<vec4<u32>>; // [run] (page, first slot of the group, slots to pack, source page)
 @group(0) @binding(3) var<storage, read_write> pages: array<u32>; // [page, word]
 @group(0) @binding(4) var<storage, read_write> status: array<atomic<u32>>; // [2] (not finite, saturated)
 
@@ -35,11 +36,12 @@ fn quantize_group(
     let first = column % SIDE_HEAD_WORDS * (32u / SIDE_BITS);
     let channels = min(32u / SIDE_BITS, SIDE_HEAD_DIM - first);
     let base = run.x * SIDE_PAGE_WORDS;
+    let sinks = SIDE_GROUP - run.z;
     var counted = vec2<u32>();
     var scales: array<f32, 32u / SIDE_BITS>;
     for (var c = 0u; c < channels; c++) {
         var amax = 0u;
-        for (var i = 0u; i < SIDE_GROUP; i++) {
+        for (var i = sinks; i < SIDE_GROUP; i++) {
             amax = max(amax, finite_magnitude(source_bits(run, i, head, first + c)));
         }
         let stored = side_scale_from(amax, LARGEST_ODD, LARGEST_POWER);
@@ -49,7 +51,7 @@ fn quantize_group(
     }
     for (var i = 0u; i < SIDE_GROUP; i++) {
         var word = 0u;
-        for (var c = 0u; c < channels; c++) {
+        for (var c = 0u; c < channels && i >= sinks; c++) {
             let coded = encode_any(source_bits(run, i, head, first + c), scales[c]);
             word |= coded.x << (c * SIDE_BITS);
             counted += coded.yz;

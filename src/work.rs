@@ -2,16 +2,17 @@
 
 use bytemuck::{Pod, Zeroable};
 
-/// Up to four neighbouring tokens on their way into one aligned run of four slots of a page (or a whole token group,
-/// for `quantize_group`; or out of it, for `dequantize`).
+/// Up to four neighbouring tokens on their way into one aligned run of four slots of a page (or out of it, for
+/// `dequantize`). For `quantize_group` a whole token group: its last `count` slots are packed, those before them hold
+/// sink tokens that are kept elsewhere in full precision, and their codes are 0.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 pub struct SlotRun {
     /// The page in its pool.
     pub page: u32,
-    /// First slot.
+    /// First slot; of the group, for `quantize_group`.
     pub slot: u32,
-    /// Slots; the run does not cross a multiple of 4.
+    /// Slots, 1 to 4; the run does not cross a multiple of 4. For `quantize_group` at most the group's length.
     pub count: u32,
     /// Row of the first slot, or the page in which the rows wait (at the same slots).
     pub source: u32,

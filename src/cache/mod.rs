@@ -115,7 +115,7 @@ use crate::kernels::attention_split::{AttentionSplit, Tiling};
 use crate::kernels::quantize::{Quantize, Source};
 use crate::kernels::quantize_group::QuantizeGroup;
 use crate::kernels::tensor_scale::{self, TensorScale};
-use crate::pages::heads_ratio;
+use crate::pages::{PageLayout, heads_ratio};
 use crate::scales::ScaleLayout;
 use crate::work::Status;
 
@@ -126,11 +126,40 @@ enum Pack {
     Groups(QuantizeGroup),
 }
 
+/// What packs new rows into one kind of pages, by the type of the rows; each is built when it is first needed.
+#[derive(Debug)]
+struct PackRows {
+    page: PageLayout,
+    kernels: [OnceLock<Quantize>; 2],
+}
+
+impl PackRows {
+    fn new(page: PageLayout) -> PackRows {
+        let kernels = Default::default();
+        PackRows { page, kernels }
+    }
+
+    fn kernel(&self, gpu: &Gpu, float: FloatType) -> Result<&Quantize> {
+        built(&self.kernels[float as usize], || {
+            Quantize::plan(gpu, &self.page, &float.into())
+        })
+    }
+}
+
+/// What a place holds, built where it holds nothing yet.
+fn built<T>(place: &OnceLock<T>, build: impl FnOnce() -> Result<T>) -> Result<&T> {
+    if let Some(there) = place.get() {
+        return Ok(there);
+    }
+    let new = build()?;
+    Ok(place.get_or_init(|| new))
+}
+
 /// The kernels that write one side of a class.
 #[derive(Debug)]
 struct SideKernels {
-    direct: Option<Quantize>,
-    wait: Option<Quantize>,
+    direct: Option<PackRows>,
+    wait: Option<PackRows>,
     pack: Option<Pack>,
     /// Makes the per-tensor scale from a step's rows, where it comes from there.
     scale_from_rows: Option<TensorScale>,
@@ -169,7 +198,8 @@ pub struct KvCache {
     tilings: [Tiling; 2],
     /// By the type of the outputs.
     merge: [OnceLock<AttentionMerge>; 2],
-    amax: Amax,
+    /// By the type of the rows.
+    amax: [OnceLock<Amax>; 2],
     tensor_scale: TensorScale,
     /// Largest magnitudes of the step at hand, where scales come from its rows.
     largest: wgpu::Buffer,
@@ -288,7 +318,7 @@ impl KvCache {
         }
         let numbers = layers as u64 * 2 * 4;
         Ok(KvCache {
-            amax: Amax::plan(gpu)?,
+            amax: Default::default(),
             tensor_scale: TensorScale::plan(gpu, Element::E4m3)?,
             largest: gpu.zeros("largest magnitudes", numbers)?,
             observed: gpu.zeros("observed magnitudes", numbers)?,
@@ -401,39 +431,26 @@ impl KvCache {
     }
 
     fn scratch(&self) -> Result<&wgpu::Buffer> {
-        if let Some(buffer) = self.scratch.get() {
-            return Ok(buffer);
-        }
-        let largest = self
-            .book
-            .pools()
-            .map(|pool| pool.layout.bytes())
-            .max()
-            .unwrap_or(0);
-        let made = self.gpu.zeros("a page on its way", largest)?;
-        Ok(self.scratch.get_or_init(|| made))
+        built(&self.scratch, || {
+            let largest = self.book.pools().map(|pool| pool.layout.bytes()).max();
+            self.gpu.zeros("a page on its way", largest.unwrap_or(0))
+        })
     }
 
     fn merge(&self, output: FloatType) -> Result<&AttentionMerge> {
-        let slot = &self.merge[output as usize];
-        if let Some(kernel) = slot.get() {
-            return Ok(kernel);
-        }
         let spec = self.book.spec();
-        let kernel = AttentionMerge::plan(&self.gpu, spec.q_heads, spec.v_head_dim, output)?;
-        Ok(slot.get_or_init(|| kernel))
+        built(&self.merge[output as usize], || {
+            AttentionMerge::plan(&self.gpu, spec.q_heads, spec.v_head_dim, output)
+        })
     }
 
     fn attention(&self, class: usize, kind: SegmentKind, q: FloatType) -> Result<&AttentionSplit> {
-        let slot = &self.classes[class].attention[q as usize][kind.index()];
-        if let Some(kernel) = slot.get() {
-            return Ok(kernel);
-        }
         let geometry = &self.book.geometry().classes[class];
         let (k, v) = (geometry.page(K, kind.k_waits), geometry.page(V, kind.v_waits));
         let tiling = self.tilings[usize::from(kind.prefill)];
-        let kernel = AttentionSplit::plan(&self.gpu, &k, &v, self.book.spec().q_heads, tiling, q)?;
-        Ok(slot.get_or_init(|| kernel))
+        built(&self.classes[class].attention[q as usize][kind.index()], || {
+            AttentionSplit::plan(&self.gpu, &k, &v, self.book.spec().q_heads, tiling, q)
+        })
     }
 
     /// What packing met so far, as of all that was submitted before this call: a future that does not block.
@@ -595,14 +612,8 @@ fn side_kernels(gpu: &Gpu, spec: &CacheSpec, class: &Class, s: usize) -> Result<
         })
     };
     Ok(SideKernels {
-        direct: match waits {
-            true => None,
-            false => Some(Quantize::plan(gpu, page, &Source::F32)?),
-        },
-        wait: match &class.waiting[s] {
-            None => None,
-            Some(waiting) => Some(Quantize::plan(gpu, waiting, &Source::F32)?),
-        },
+        direct: (!waits).then(|| PackRows::new(*page)),
+        wait: class.waiting[s].map(PackRows::new),
         pack: class.waiting[s].filter(|_| waits).map(pack).transpose()?,
         scale_from_rows: match from_rows {
             true => Some(TensorScale::plan(gpu, page.side.element)?),

@@ -5,12 +5,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::plan::{AttentionPlan, Runs, Segment, StepPlan};
 use super::spec::{K, V};
-use super::{KvCache, Pack, Partials};
+use super::{KvCache, Pack, Partials, built};
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
+use crate::kernels::amax::{self, Amax};
 use crate::kernels::attention_merge::check_sinks;
-use crate::kernels::{Floats, RowStrides};
-use crate::kernels::{amax, attention_split, quantize, tensor_scale};
+use crate::kernels::{Outputs, RowStrides, Rows};
+use crate::kernels::{attention_split, quantize, tensor_scale};
 use crate::options::{AttentionOptions, Reach};
 
 /// Uploaded runs, by the buffers that they come from and go to, and their number.
@@ -133,20 +134,22 @@ impl Step<'_> {
         self.plan.as_ref().map_or(0, |plan| plan.tokens)
     }
 
-    /// Records the append of f32 rows, `[token][head][channel]`, to a layer.
+    /// Records the append of rows to a layer: each side a buffer of f32, or [`Rows`] of either type with an offset and
+    /// strides. f16 rows give the bits that the same numbers give as f32.
     ///
     /// # Errors
-    /// [`Error::Shape`] for a layer that does not exist or a buffer that is too small; [`Error::Usage`] for a layer
-    /// that this step has appended to already; [`Error::Limit`].
-    pub fn append(
+    /// [`Error::Shape`] for a layer that does not exist; [`Error::Usage`] for one that this step has appended to already;
+    /// those of [`Rows::check`]; [`Error::Limit`]; [`Error::Shader`] where the driver refuses a kernel.
+    pub fn append<'b>(
         &self,
         encoder: &mut wgpu::CommandEncoder,
         layer: u32,
-        k: &wgpu::Buffer,
-        v: &wgpu::Buffer,
+        k: impl Into<Rows<'b>>,
+        v: impl Into<Rows<'b>>,
     ) -> Result<()> {
         let Some(plan) = &self.plan else { return Ok(()) };
-        self.check_rows(layer, [(k, "k bytes", K), (v, "v bytes", V)])?;
+        let sides = [k.into(), v.into()];
+        self.check_rows(layer, sides)?;
         let mut appended = self.appended.lock().unwrap_or_else(PoisonError::into_inner);
         if !appended.insert(layer) {
             return Err(Error::Usage {
@@ -158,7 +161,7 @@ impl Step<'_> {
         drop(appended);
         self.copy_pages(plan, encoder, layer)?;
         let mut pass = encoder.begin_compute_pass(&Default::default());
-        for (s, rows) in [k, v].into_iter().enumerate() {
+        for (s, rows) in sides.into_iter().enumerate() {
             self.append_side(plan, &mut pass, layer, s, rows)?;
         }
         Ok(())
@@ -187,7 +190,7 @@ impl Step<'_> {
         pass: &mut wgpu::ComputePass<'_>,
         layer: u32,
         s: usize,
-        rows: &wgpu::Buffer,
+        rows: Rows<'_>,
     ) -> Result<()> {
         let cache = &*self.cache;
         let gpu = &cache.gpu;
@@ -203,7 +206,10 @@ impl Step<'_> {
             };
             kernel.encode(gpu, pass, [&cache.largest, &cache.tensor_scales], params)?;
         }
-        let dense = RowStrides::dense(&page);
+        let (strides, dense) = (
+            rows.row_strides(page.heads, page.head_dim),
+            RowStrides::dense(&page),
+        );
         let buffer = |waiting, number| cache.buffer(layer, s, waiting, number);
         let buffers = |source, runs, pages| quantize::Buffers {
             source,
@@ -219,8 +225,10 @@ impl Step<'_> {
             ] {
                 let Some(kernel) = kernel else { continue };
                 for ([_, to], runs, count) in lists {
-                    let b = buffers(rows, runs, buffer(waiting, *to)?);
-                    kernel.encode(gpu, pass, &b, *count, dense, tensor)?;
+                    let b = buffers(rows.buffer, runs, buffer(waiting, *to)?);
+                    kernel
+                        .kernel(gpu, rows.float)?
+                        .encode(gpu, pass, &b, *count, strides, tensor)?;
                 }
             }
             for ([from, to], runs, count) in &round.pack {
@@ -240,58 +248,61 @@ impl Step<'_> {
         plan: &StepPlan,
         pass: &mut wgpu::ComputePass<'_>,
         layer: u32,
-        (s, rows): (usize, &wgpu::Buffer),
+        (s, rows): (usize, Rows<'_>),
         largest: &wgpu::Buffer,
     ) -> Result<()> {
-        let page = self.cache.book.geometry().class(layer)?.packed[s];
-        let numbers = u64::from(plan.tokens) * u64::from(page.heads) * u64::from(page.head_dim);
-        let numbers = u32::try_from(numbers).map_err(|_| Error::Limit {
-            what: "numbers of one step on one side".to_owned(),
-            needed: numbers,
-            allowed: u64::from(u32::MAX),
-            advice: "append in smaller chunks".to_owned(),
-        })?;
+        let cache = &*self.cache;
+        let page = cache.book.geometry().class(layer)?.packed[s];
+        let strides = rows.row_strides(page.heads, page.head_dim);
         let params = amax::Params {
-            numbers,
-            offset: 0,
+            tokens: plan.tokens,
+            heads: page.heads,
+            head_dim: page.head_dim,
+            row_offset: strides.offset,
+            row_stride: strides.row,
+            head_stride: strides.head,
             slot: layer * 2 + s as u32,
         };
-        self.cache
-            .amax
-            .encode(&self.cache.gpu, pass, [rows, largest], params)
+        let kernel = built(&cache.amax[rows.float as usize], || {
+            Amax::plan(&cache.gpu, rows.float)
+        })?;
+        kernel.encode(&cache.gpu, pass, [rows.buffer, largest], params)
     }
 
     /// Records the calibration of per-tensor scales on a layer's rows: their largest magnitude is remembered for
     /// [`KvCache::calibrated`].
     ///
     /// # Errors
-    /// [`Error::Shape`] as [`Step::append`], [`Error::Limit`].
-    pub fn calibrate(
+    /// [`Error::Shape`] for a layer that does not exist; those of [`Rows::check`]; [`Error::Limit`]; [`Error::Shader`].
+    pub fn calibrate<'b>(
         &self,
         encoder: &mut wgpu::CommandEncoder,
         layer: u32,
-        k: &wgpu::Buffer,
-        v: &wgpu::Buffer,
+        k: impl Into<Rows<'b>>,
+        v: impl Into<Rows<'b>>,
     ) -> Result<()> {
         let Some(plan) = &self.plan else { return Ok(()) };
-        self.check_rows(layer, [(k, "k bytes", K), (v, "v bytes", V)])?;
+        let (k, v) = (k.into(), v.into());
+        self.check_rows(layer, [k, v])?;
         let mut pass = encoder.begin_compute_pass(&Default::default());
         self.largest_of(plan, &mut pass, layer, (K, k), &self.cache.observed)?;
         self.largest_of(plan, &mut pass, layer, (V, v), &self.cache.observed)
     }
 
-    /// Records attention of a layer: queries `[token][query head][channel]` into outputs of the same shape, each a buffer of
-    /// f32 or [`Floats::f16`]. Layers may differ in their options.
+    /// Records attention of a layer: queries, a buffer of f32 or [`Rows`] whose offset and strides are multiples of 4
+    /// elements, into a buffer of f32 or [`Outputs`], with the LSE where it is asked for. Layers may differ in their
+    /// options.
     ///
     /// # Errors
-    /// Those of [`AttentionOptions::check`]; [`Error::Usage`] before the layer's append; [`Error::Shape`] for a layer that
-    /// does not exist and a buffer that is too small; [`Error::Limit`]; [`Error::Shader`] where the driver refuses a kernel.
+    /// Those of [`AttentionOptions::check`], [`Rows::check`] and [`Outputs::check`]; [`Error::Shape`] for a layer that does
+    /// not exist; [`Error::Usage`] before the layer's append, for queries at other offsets, and for outputs over the
+    /// queries; [`Error::Limit`]; [`Error::Shader`] where the driver refuses a kernel.
     pub fn attend<'b>(
         &self,
         encoder: &mut wgpu::CommandEncoder,
         layer: u32,
-        q: impl Into<Floats<'b>>,
-        output: impl Into<Floats<'b>>,
+        q: impl Into<Rows<'b>>,
+        output: impl Into<Outputs<'b>>,
         options: &AttentionOptions<&wgpu::Buffer>,
     ) -> Result<()> {
         let Some(plan) = &self.plan else { return Ok(()) };
@@ -300,11 +311,16 @@ impl Step<'_> {
         let spec = cache.book.spec();
         options.check()?;
         check_sinks(options.sinks, spec.q_heads)?;
-        self.check_rows(layer, [])?;
-        let heads = u64::from(plan.tokens) * u64::from(spec.q_heads);
-        let bytes = |floats: Floats<'_>, head_dim: u32| heads * u64::from(head_dim * floats.float.bytes());
-        check_bytes("q bytes", q.buffer, bytes(q, spec.k_head_dim))?;
-        check_bytes("output bytes", output.buffer, bytes(output, spec.v_head_dim))?;
+        let class = cache.book.geometry().class_index(layer)?;
+        q.check("q bytes", plan.tokens, spec.q_heads, spec.k_head_dim)?;
+        output.check(plan.tokens, spec.q_heads, spec.v_head_dim)?;
+        if plan.tokens > 0 && (q.buffer == output.buffer || Some(q.buffer) == output.lse) {
+            return Err(Error::Usage {
+                asked: "outputs over the queries".to_owned(),
+                reason: "a kernel reads the one and writes the other at once".to_owned(),
+                advice: "pass a buffer of its own for the outputs, and for the LSE".to_owned(),
+            });
+        }
         let appended = self.appended.lock().unwrap_or_else(PoisonError::into_inner);
         if plan.tokens > 0 && !appended.contains(&layer) {
             return Err(Error::Usage {
@@ -314,7 +330,6 @@ impl Step<'_> {
             });
         }
         drop(appended);
-        let class = cache.book.geometry().class_index(layer)?;
         let lists = self.attention_lists(plan, class, options.reach())?;
         let partials = &lists.partials;
         let mut pass = encoder.begin_compute_pass(&Default::default());
@@ -324,6 +339,7 @@ impl Step<'_> {
                     items,
                     page_table: &self.lists.0[class].table,
                     q: q.buffer,
+                    q_rows: q.row_strides(spec.q_heads, spec.k_head_dim),
                     k_pages: cache.buffer(layer, K, kind.k_waits, buffers[K])?,
                     v_pages: cache.buffer(layer, V, kind.v_waits, buffers[V])?,
                     tensor_scales: &cache.tensor_scales,
@@ -335,11 +351,15 @@ impl Step<'_> {
                     .attention(class, *kind, q.float)?
                     .encode(&cache.gpu, &mut pass, &buffers, *count, options, tensor)?;
             }
-            let lse = cache.gpu.zeros("lse", heads * 4)?;
-            let merge = [&wave.merges, &partials.o, &partials.ml, output.buffer, &lse];
-            cache
-                .merge(output.float)?
-                .encode(&cache.gpu, &mut pass, merge, options.sinks, wave.tokens)?;
+            let merge = [&wave.merges, &partials.o, &partials.ml, output.buffer];
+            cache.merge(output.float)?.encode(
+                &cache.gpu,
+                &mut pass,
+                merge,
+                output.lse,
+                options.sinks,
+                wave.tokens,
+            )?;
         }
         Ok(())
     }
@@ -357,17 +377,12 @@ impl Step<'_> {
         Ok(lists)
     }
 
-    /// Refuses a layer that the cache lacks and rows that a buffer is too small for.
-    fn check_rows<const N: usize>(
-        &self,
-        layer: u32,
-        rows: [(&wgpu::Buffer, &'static str, usize); N],
-    ) -> Result<()> {
+    /// Refuses a layer that the cache lacks, and rows of k and v that kernels cannot read.
+    fn check_rows(&self, layer: u32, sides: [Rows<'_>; 2]) -> Result<()> {
         let class = self.cache.book.geometry().class(layer)?;
-        for (buffer, what, s) in rows {
-            let page = class.packed[s];
-            let row = u64::from(page.heads) * u64::from(page.head_dim) * 4;
-            check_bytes(what, buffer, u64::from(self.tokens()) * row)?;
+        for (s, rows) in sides.into_iter().enumerate() {
+            let (what, page) = (["k bytes", "v bytes"][s], class.packed[s]);
+            rows.check(what, self.tokens(), page.heads, page.head_dim)?;
         }
         Ok(())
     }
@@ -401,24 +416,4 @@ impl Drop for Step<'_> {
             self.cache.book.abandon(plan);
         }
     }
-}
-
-/// Refuses a buffer that kernels cannot bind, or that holds less than a step reads or writes.
-fn check_bytes(what: &'static str, buffer: &wgpu::Buffer, needed: u64) -> Result<()> {
-    if !buffer.usage().contains(wgpu::BufferUsages::STORAGE) {
-        return Err(Error::Usage {
-            asked: format!("a buffer for {}", what.trim_end_matches(" bytes")),
-            reason: "it was made without the usage STORAGE".to_owned(),
-            advice: "create it with wgpu::BufferUsages::STORAGE".to_owned(),
-        });
-    }
-    if buffer.size() >= needed {
-        return Ok(());
-    }
-    Err(Error::Shape {
-        what,
-        value: buffer.size(),
-        limit: format!("the rows of this step take {needed} bytes"),
-        advice: "pass a buffer with a row for each new token".to_owned(),
-    })
 }

@@ -19,6 +19,8 @@ pub struct Params {
     pub q_heads: u32,
     /// 1 where there are sinks.
     pub sinks: u32,
+    /// 1 where the LSE is asked for.
+    pub lse: u32,
 }
 
 /// Group 0.
@@ -44,6 +46,8 @@ pub const LISTED: Listed = Listed {
 pub struct AttentionMerge {
     kernel: Arc<Kernel>,
     q_heads: u32,
+    /// Bound, and never written, where no LSE is asked for: a buffer that is written must stand in one binding only.
+    no_lse: wgpu::Buffer,
 }
 
 /// Parts and constants for outputs of type `output`.
@@ -69,14 +73,18 @@ impl AttentionMerge {
     /// Builds the kernel for outputs of type `output`.
     ///
     /// # Errors
-    /// [`crate::Error::Shader`] where the driver refuses it.
+    /// [`crate::Error::Shader`] and [`crate::Error::Device`] where the driver refuses.
     pub fn plan(gpu: &Gpu, q_heads: u32, v_head_dim: u32, output: FloatType) -> Result<AttentionMerge> {
-        let kernel = gpu.kernel(LISTED.name, BINDINGS, &composer(v_head_dim, output))?;
-        Ok(AttentionMerge { kernel, q_heads })
+        Ok(AttentionMerge {
+            kernel: gpu.kernel(LISTED.name, BINDINGS, &composer(v_head_dim, output))?,
+            q_heads,
+            no_lse: gpu.zeros("no LSE", 4)?,
+        })
     }
 
-    /// Records one dispatch over `tokens` query tokens: [`crate::work::Merge`]s, both partial buffers, the output
-    /// ([token, query head, channel]) and the LSE; and f32 sinks, one for each query head, where there are.
+    /// Records one dispatch over `tokens` query tokens: [`crate::work::Merge`]s, both partial buffers and the output
+    /// ([token, query head, channel]); the LSE ([token, query head] f32) where it is asked for, and f32 sinks, one for
+    /// each query head, where there are.
     ///
     /// # Errors
     /// [`Error::Limit`] for more rows than one dispatch can hold, [`Error::Shape`] for too few sinks.
@@ -84,7 +92,8 @@ impl AttentionMerge {
         &self,
         gpu: &Gpu,
         pass: &mut wgpu::ComputePass<'_>,
-        [merges, partial_o, partial_ml, output, lse]: [&wgpu::Buffer; 5],
+        [merges, partial_o, partial_ml, output]: [&wgpu::Buffer; 4],
+        lse: Option<&wgpu::Buffer>,
         sinks: Option<&wgpu::Buffer>,
         tokens: u32,
     ) -> Result<()> {
@@ -95,7 +104,9 @@ impl AttentionMerge {
             rows: rows as u32,
             q_heads: self.q_heads,
             sinks: u32::from(sinks.is_some()),
+            lse: u32::from(lse.is_some()),
         });
+        let lse = lse.unwrap_or(&self.no_lse);
         // Some buffer must be bound where there are no sinks.
         let sinks = sinks.unwrap_or(merges);
         self.kernel.encode(

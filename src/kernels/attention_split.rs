@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{FloatType, Listed, WG_SIZE};
+use super::{FloatType, Listed, RowStrides, WG_SIZE};
 use crate::error::{Error, Result};
 use crate::gpu::{Access, Binding, Gpu, Kernel, binding, fold};
 use crate::options::AttentionOptions;
@@ -31,6 +31,12 @@ pub struct Params {
     pub ahead: u32,
     /// Soft cap of the scores; 0 for none.
     pub softcap: f32,
+    /// First channel quad of the queries.
+    pub q_offset: u32,
+    /// Channel quads from a query token to the next.
+    pub q_row: u32,
+    /// Channel quads from a query head to the next.
+    pub q_head: u32,
 }
 
 /// Group 0.
@@ -134,8 +140,10 @@ pub struct Buffers<'a> {
     pub items: &'a wgpu::Buffer,
     /// [`crate::work::TableEntry`]s.
     pub page_table: &'a wgpu::Buffer,
-    /// Queries of the kernel's type, [token, query head, channel].
+    /// Queries of the kernel's type.
     pub q: &'a wgpu::Buffer,
+    /// Where they lie: multiples of 4 elements.
+    pub q_rows: RowStrides,
     /// K pool.
     pub k_pages: &'a wgpu::Buffer,
     /// V pool.
@@ -215,7 +223,8 @@ impl AttentionSplit {
     /// Sinks are the merge's business.
     ///
     /// # Errors
-    /// [`Error::Limit`] for more items than one dispatch can hold; those of [`AttentionOptions::check`].
+    /// [`Error::Limit`] for more items than one dispatch can hold, [`Error::Usage`] for queries whose offset or strides
+    /// are no multiples of 4 elements; those of [`AttentionOptions::check`].
     pub fn encode(
         &self,
         gpu: &Gpu,
@@ -226,6 +235,7 @@ impl AttentionSplit {
         tensor: [u32; 2],
     ) -> Result<()> {
         options.check()?;
+        let [q_offset, q_row, q_head] = quads(buffers.q_rows)?;
         let [x, y] = fold(LISTED.name, u64::from(items))?;
         let [k_tensor, v_tensor] = tensor;
         let reach = options.reach();
@@ -238,6 +248,9 @@ impl AttentionSplit {
             back: reach.back,
             ahead: reach.ahead,
             softcap: options.softcap.unwrap_or(0.0),
+            q_offset,
+            q_row,
+            q_head,
         });
         let b = buffers;
         let bound = [
@@ -254,6 +267,25 @@ impl AttentionSplit {
         self.kernel.encode(gpu, pass, &bound, [x, y, self.columns]);
         Ok(())
     }
+}
+
+/// Offset and strides of queries in channel quads, as the kernel loads them.
+fn quads(rows: RowStrides) -> Result<[u32; 3]> {
+    let named = [
+        ("an offset", rows.offset),
+        ("a token stride", rows.row),
+        ("a head stride", rows.head),
+    ];
+    for (name, elements) in named {
+        if !elements.is_multiple_of(4) {
+            return Err(Error::Usage {
+                asked: format!("queries with {name} of {elements} elements"),
+                reason: "attention reads them four channels at a time".to_owned(),
+                advice: "use offsets and strides that are multiples of 4".to_owned(),
+            });
+        }
+    }
+    Ok(named.map(|(_, elements)| elements / 4))
 }
 
 #[cfg(test)]

@@ -60,7 +60,7 @@ pub(crate) fn groups_for(kernel: &str, invocations: u64) -> Result<[u32; 3]> {
     Ok([x, y, 1])
 }
 
-/// The type of numbers that attention reads as queries, or writes as outputs.
+/// The type of the numbers in a caller's buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum FloatType {
     /// binary32.
@@ -80,31 +80,182 @@ impl FloatType {
     }
 }
 
-/// A buffer of queries or outputs, `[token][head][channel]`. A buffer alone holds f32.
+/// Rows of keys, values or queries in a caller's buffer, `[token][head][channel]`. A buffer alone holds f32 rows from its
+/// start on.
 #[derive(Debug, Clone, Copy)]
-pub struct Floats<'a> {
+pub struct Rows<'a> {
     /// The buffer.
     pub buffer: &'a wgpu::Buffer,
     /// The type of its numbers.
     pub float: FloatType,
+    /// Elements before the first number.
+    pub offset: u32,
+    /// Elements from a token to the next and from a head to the next; None: rows lie close together.
+    pub strides: Option<[u32; 2]>,
 }
 
-impl<'a> Floats<'a> {
-    /// A buffer of binary16.
-    pub fn f16(buffer: &'a wgpu::Buffer) -> Floats<'a> {
-        let float = FloatType::F16;
-        Floats { buffer, float }
+impl<'a> From<&'a wgpu::Buffer> for Rows<'a> {
+    fn from(buffer: &'a wgpu::Buffer) -> Rows<'a> {
+        Rows {
+            buffer,
+            float: FloatType::F32,
+            offset: 0,
+            strides: None,
+        }
     }
 }
 
-impl<'a> From<&'a wgpu::Buffer> for Floats<'a> {
-    fn from(buffer: &'a wgpu::Buffer) -> Floats<'a> {
-        let float = FloatType::F32;
-        Floats { buffer, float }
+impl<'a> Rows<'a> {
+    /// Rows of binary16 from the buffer's start on.
+    pub fn f16(buffer: &'a wgpu::Buffer) -> Rows<'a> {
+        Rows {
+            float: FloatType::F16,
+            ..Rows::from(buffer)
+        }
+    }
+
+    /// The same, the first number at element `offset`.
+    pub fn at(self, offset: u32) -> Rows<'a> {
+        Rows { offset, ..self }
+    }
+
+    /// The same, with elements from a token to the next and from a head to the next. Any numbers will do:
+    /// `[head][token][channel]` rows have `head_dim` and `tokens * head_dim`, and a stride of 0 repeats a row.
+    pub fn strides(self, token: u32, head: u32) -> Rows<'a> {
+        let strides = Some([token, head]);
+        Rows { strides, ..self }
+    }
+
+    /// Where the numbers of rows of `heads` x `head_dim` lie. Meant for rows that [`Rows::check`] allows.
+    pub fn row_strides(&self, heads: u32, head_dim: u32) -> RowStrides {
+        let [row, head] = self.wide_strides(heads, head_dim).map(|stride| stride as u32);
+        RowStrides {
+            offset: self.offset,
+            row,
+            head,
+        }
+    }
+
+    fn wide_strides(&self, heads: u32, head_dim: u32) -> [u64; 2] {
+        match self.strides {
+            Some(strides) => strides.map(u64::from),
+            None => [u64::from(heads) * u64::from(head_dim), u64::from(head_dim)],
+        }
+    }
+
+    /// Refuses rows that kernels cannot read; `what` is what an error calls their size, for example `k bytes`.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a buffer without the usage STORAGE, [`Error::Shape`] for one that is too small,
+    /// [`Error::Limit`] where the index of the last element does not fit 32 bits.
+    pub fn check(&self, what: &'static str, tokens: u32, heads: u32, head_dim: u32) -> Result<()> {
+        let [token, head] = self.wide_strides(heads, head_dim);
+        let mut elements = 0_u64;
+        if tokens > 0 && heads > 0 && head_dim > 0 {
+            let last = [(tokens, token), (heads, head), (head_dim, 1)]
+                .map(|(count, stride)| u64::from(count - 1).saturating_mul(stride));
+            elements = last
+                .into_iter()
+                .fold(u64::from(self.offset) + 1, u64::saturating_add);
+        }
+        if elements > 1 << 32 {
+            return Err(Error::Limit {
+                what: format!("{} (elements; kernels number them in 32 bits)", name_of(what)),
+                needed: elements,
+                allowed: 1 << 32,
+                advice: "pass fewer rows, closer together".to_owned(),
+            });
+        }
+        // Two halves are read as one word.
+        let bytes = (elements * u64::from(self.float.bytes())).next_multiple_of(4);
+        check_bytes(what, self.buffer, bytes)
     }
 }
 
-/// Where a row's numbers lie in the source buffer of `quantize`, in elements.
+/// Where attention writes: outputs `[token][query head][channel]` that lie close together from the buffer's start on. A
+/// buffer alone takes f32 and no LSE.
+#[derive(Debug, Clone, Copy)]
+pub struct Outputs<'a> {
+    /// The buffer of the outputs.
+    pub buffer: &'a wgpu::Buffer,
+    /// The type of its numbers.
+    pub float: FloatType,
+    /// Where the LSE (the log of the sum of exp(score)) is wanted: f32, `[token][query head]`.
+    pub lse: Option<&'a wgpu::Buffer>,
+}
+
+impl<'a> From<&'a wgpu::Buffer> for Outputs<'a> {
+    fn from(buffer: &'a wgpu::Buffer) -> Outputs<'a> {
+        Outputs {
+            buffer,
+            float: FloatType::F32,
+            lse: None,
+        }
+    }
+}
+
+impl<'a> Outputs<'a> {
+    /// Outputs of binary16.
+    pub fn f16(buffer: &'a wgpu::Buffer) -> Outputs<'a> {
+        Outputs {
+            float: FloatType::F16,
+            ..Outputs::from(buffer)
+        }
+    }
+
+    /// The same, with the LSE.
+    pub fn with_lse(self, lse: &'a wgpu::Buffer) -> Outputs<'a> {
+        let lse = Some(lse);
+        Outputs { lse, ..self }
+    }
+
+    /// Refuses buffers that kernels cannot write.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a buffer without the usage STORAGE and for one buffer in both places, [`Error::Shape`] for one
+    /// that is too small.
+    pub fn check(&self, tokens: u32, q_heads: u32, v_head_dim: u32) -> Result<()> {
+        let rows = u64::from(tokens) * u64::from(q_heads);
+        let row_bytes = u64::from(v_head_dim) * u64::from(self.float.bytes());
+        check_bytes("output bytes", self.buffer, rows.saturating_mul(row_bytes))?;
+        let Some(lse) = self.lse else { return Ok(()) };
+        if lse == self.buffer {
+            return Err(Error::Usage {
+                asked: "outputs and LSE in one buffer".to_owned(),
+                reason: "a kernel writes both at once".to_owned(),
+                advice: "pass a buffer of its own for the LSE".to_owned(),
+            });
+        }
+        check_bytes("lse bytes", lse, rows.saturating_mul(4))
+    }
+}
+
+/// What rows are called whose size is called `what`.
+fn name_of(what: &str) -> &str {
+    what.trim_end_matches(" bytes")
+}
+
+/// Refuses a buffer that kernels cannot bind, or that holds less than a step reads or writes.
+fn check_bytes(what: &'static str, buffer: &wgpu::Buffer, needed: u64) -> Result<()> {
+    if !buffer.usage().contains(wgpu::BufferUsages::STORAGE) {
+        return Err(Error::Usage {
+            asked: format!("a buffer for {}", name_of(what)),
+            reason: "it was made without the usage STORAGE".to_owned(),
+            advice: "create it with wgpu::BufferUsages::STORAGE".to_owned(),
+        });
+    }
+    if buffer.size() >= needed {
+        return Ok(());
+    }
+    Err(Error::Shape {
+        what,
+        value: buffer.size(),
+        limit: format!("the rows of this step take {needed} bytes"),
+        advice: "pass a buffer with a row for each new token".to_owned(),
+    })
+}
+
+/// Where the numbers of rows lie in their buffer, in elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowStrides {
     /// First element of row 0.
@@ -146,10 +297,7 @@ pub fn catalogue(kv_heads: u32, head_dim: u32, ratio: u32, tokens: u32) -> Resul
         .filter(|side| !named.contains(side))
         .collect();
     let waiting = pages(vec![Side::F16, Side::F32])?;
-    let mut all = vec![
-        ("amax".to_owned(), amax::composer()),
-        ("tensor_scale".to_owned(), tensor_scale::composer(Element::E4m3)),
-    ];
+    let mut all = vec![("tensor_scale".to_owned(), tensor_scale::composer(Element::E4m3))];
     let mut add = |name: String, composer| {
         let plain: String = name
             .chars()
@@ -158,6 +306,7 @@ pub fn catalogue(kv_heads: u32, head_dim: u32, ratio: u32, tokens: u32) -> Resul
         all.push((plain, composer));
     };
     for float in [FloatType::F32, FloatType::F16] {
+        add(format!("amax {float:?} rows"), amax::composer(float));
         add(
             format!("attention_merge {float:?} output"),
             attention_merge::composer(head_dim, float),

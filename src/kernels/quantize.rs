@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{Listed, RowStrides, groups_for};
+use super::{FloatType, Listed, RowStrides, groups_for};
 use crate::error::{Error, Result};
 use crate::gpu::{Access, Binding, Gpu, Kernel, binding};
 use crate::pages::PageLayout;
@@ -53,6 +53,15 @@ pub enum Source {
     F16,
     /// Pages in which rows wait, f16 (or f32).
     Pages(PageLayout),
+}
+
+impl From<FloatType> for Source {
+    fn from(float: FloatType) -> Source {
+        match float {
+            FloatType::F32 => Source::F32,
+            FloatType::F16 => Source::F16,
+        }
+    }
 }
 
 impl Source {

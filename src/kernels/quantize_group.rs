@@ -63,7 +63,8 @@ impl QuantizeGroup {
         })
     }
 
-    /// Records one dispatch over `runs` groups. `buffers.source` holds the pages in which rows wait.
+    /// Records one dispatch over `runs` groups, of which each packs its last `count` slots. `buffers.source` holds the
+    /// pages in which rows wait.
     ///
     /// # Errors
     /// [`crate::Error::Limit`] for more groups than one dispatch can hold.

@@ -2,8 +2,9 @@ use super::{count, finite_magnitude, put};
 use crate::pages::PageLayout;
 use crate::work::{SlotRun, Status};
 
-/// Closes token groups of a per-channel side: each run names a page, the first slot of a group, and the page in which
-/// its rows wait. `source(run, i, head, channel)` is the number for slot `run.slot + i`.
+/// Closes token groups of a per-channel side: each run names a page, the first slot of a group, how many slots at the
+/// group's end are packed, and the page in which their rows wait. `source(run, i, head, channel)` is the number for slot
+/// `run.slot + i`; it is not asked for slots before those, whose codes are 0.
 pub fn quantize_group(
     layout: &PageLayout,
     runs: &[SlotRun],
@@ -16,7 +17,15 @@ pub fn quantize_group(
         let page = &mut pages[layout.range(run.page)];
         for head in 0..layout.heads {
             for channel in 0..layout.head_dim {
-                let numbers: Vec<f32> = (0..group).map(|i| source(run, i, head, channel)).collect();
+                let sinks = group - run.count;
+                let number = |i| {
+                    if i < sinks {
+                        0.0
+                    } else {
+                        source(run, i, head, channel)
+                    }
+                };
+                let numbers: Vec<f32> = (0..group).map(number).collect();
                 let amax = numbers.iter().map(|&x| finite_magnitude(x)).fold(0.0, f32::max);
                 let stored = layout.side.scale.from_amax(amax, layout.side.element.info().max);
                 status.saturated += u32::from(stored.clamped);

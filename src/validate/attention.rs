@@ -3,9 +3,9 @@
 
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
-use crate::kernels::FloatType;
 use crate::kernels::attention_merge::AttentionMerge;
 use crate::kernels::attention_split::{AttentionSplit, Buffers, Tiling};
+use crate::kernels::{FloatType, Rows};
 use crate::options::AttentionOptions;
 use crate::pages::{PageLayout, heads_ratio};
 use crate::reference::{self, AttentionShape, Partials};
@@ -318,6 +318,7 @@ impl Fixture {
                 items: &items,
                 page_table: &table,
                 q: &q,
+                q_rows: Rows::from(&q).row_strides(self.q_heads, self.k.head_dim),
                 k_pages: &k,
                 v_pages: &v,
                 tensor_scales: &tensor_scales,
@@ -332,8 +333,9 @@ impl Fixture {
                 &self.options,
                 [0, 1],
             )?;
-            let buffers = [&merges, &partial_o, &partial_ml, &output, &lse];
-            merge.encode(gpu, &mut pass, buffers, sinks.as_ref(), self.merges.len() as u32)
+            let buffers = [&merges, &partial_o, &partial_ml, &output];
+            let tokens = self.merges.len() as u32;
+            merge.encode(gpu, &mut pass, buffers, Some(&lse), sinks.as_ref(), tokens)
         })?;
         let read = |what: &str, buffer: &wgpu::Buffer, count: usize| -> Result<Vec<f64>> {
             Ok(gpu

@@ -4,12 +4,12 @@ use super::{Outcome, Random};
 use crate::error::Result;
 use crate::formats::Element;
 use crate::gpu::Gpu;
-use crate::kernels::RowStrides;
 use crate::kernels::amax::{self, Amax};
 use crate::kernels::dequantize::Dequantize;
 use crate::kernels::quantize::{Buffers, Quantize, Source};
 use crate::kernels::quantize_group::QuantizeGroup;
 use crate::kernels::tensor_scale::{self, TensorScale};
+use crate::kernels::{FloatType, RowStrides};
 use crate::pages::PageLayout;
 use crate::reference;
 use crate::spec::Side;
@@ -307,7 +307,8 @@ pub(super) fn check_calibration(gpu: &Gpu, kernel: &str) -> Result<Outcome> {
         let rows = nasty_rows(numbers, 1, u64::from(numbers));
         let source = gpu.upload("rows", &rows)?;
         let [largest, scales] = [gpu.zeros("largest", 8)?, gpu.zeros("scales", 8)?];
-        let (amax, scale) = (Amax::plan(gpu)?, TensorScale::plan(gpu, element)?);
+        let amax = Amax::plan(gpu, FloatType::F32)?;
+        let scale = TensorScale::plan(gpu, element)?;
         let run = |both: bool| {
             gpu.submit("calibration", |encoder| {
                 let mut pass = encoder.begin_compute_pass(&Default::default());
@@ -316,8 +317,12 @@ pub(super) fn check_calibration(gpu: &Gpu, kernel: &str) -> Result<Outcome> {
                     &mut pass,
                     [&source, &largest],
                     amax::Params {
-                        numbers,
-                        offset: 0,
+                        tokens: 1,
+                        heads: 1,
+                        head_dim: numbers,
+                        row_offset: 0,
+                        row_stride: numbers,
+                        head_stride: numbers,
                         slot: 1,
                     },
                 )?;

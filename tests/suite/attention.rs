@@ -4,7 +4,7 @@ use half::f16;
 use kvpack::cache::{CacheSpec, KvCache};
 use kvpack::formats::ALL;
 use kvpack::kernels::attention_merge::AttentionMerge;
-use kvpack::kernels::{FloatType, Floats};
+use kvpack::kernels::{self, FloatType, Rows};
 use kvpack::options::{AttentionOptions, Reach};
 use kvpack::pages::PageLayout;
 use kvpack::reference::ReferenceCache;
@@ -1024,14 +1024,13 @@ fn outputs_in_f16_are_the_f32_outputs_rounded_once() {
     let partial_ml = gpu
         .upload("partial sums", &[0.0_f32, 1.0].repeat(rows as usize))
         .unwrap();
-    let lse = gpu.zeros("lse", u64::from(rows) * 4).unwrap();
     let run = |float: FloatType| {
         let merge = AttentionMerge::plan(gpu, 1, 8, float).unwrap();
         let output = gpu.zeros("output", numbers.len() as u64 * 4).unwrap();
         gpu.submit("merge", |encoder| {
             let mut pass = encoder.begin_compute_pass(&Default::default());
-            let buffers = [&merges, &partial_o, &partial_ml, &output, &lse];
-            merge.encode(gpu, &mut pass, buffers, None, rows)
+            let buffers = [&merges, &partial_o, &partial_ml, &output];
+            merge.encode(gpu, &mut pass, buffers, None, None, rows)
         })
         .unwrap();
         output
@@ -1165,9 +1164,10 @@ fn a_cache_skips_splits_outside_the_window() {
                 continue;
             };
             let sinks = gpu.upload("sinks", options.sinks.as_ref().unwrap()).unwrap();
-            let output = gpu.upload("output", &vec![f32::NAN; new * 16]).unwrap();
+            let [output, lse] = [16, 2].map(|row| gpu.upload("output", &vec![f32::NAN; new * row]).unwrap());
             gpu.submit("attend", |encoder| {
-                step.attend(encoder, 0, q, &output, &options.map_sinks(|_| &sinks))
+                let outputs = kernels::Outputs::from(&output).with_lse(&lse);
+                step.attend(encoder, 0, q, outputs, &options.map_sinks(|_| &sinks))
             })
             .unwrap();
             let read = |buffer, count| -> Vec<f64> {
@@ -1176,7 +1176,7 @@ fn a_cache_skips_splits_outside_the_window() {
             };
             let got = Outputs {
                 output: read(&output, new * 16),
-                lse: read(step.lse(), new * 2),
+                lse: read(&lse, new * 2),
             };
             // Scores up to 40 in f32, and exp of a software driver.
             is_close(&got, &wanted, 3e-5, &what);
@@ -1249,19 +1249,25 @@ fn a_step_takes_f16_and_refuses_what_makes_no_sense() {
             ),
         ] {
             let refused = step
-                .attend(encoder, 0, Floats::f16(&q), Floats::f16(&output), &options)
+                .attend(
+                    encoder,
+                    0,
+                    Rows::f16(&q),
+                    kernels::Outputs::f16(&output),
+                    &options,
+                )
                 .unwrap_err();
             assert!(refused.to_string().contains(part), "{refused}");
         }
         for (q, output, part) in [
-            (Floats::f16(&few), Floats::f16(&output), "q bytes"),
-            (Floats::from(&q), Floats::f16(&output), "q bytes"),
-            (Floats::f16(&q), Floats::from(&output), "output bytes"),
+            (Rows::f16(&few), kernels::Outputs::f16(&output), "q bytes"),
+            (Rows::from(&q), kernels::Outputs::f16(&output), "q bytes"),
+            (Rows::f16(&q), kernels::Outputs::from(&output), "output bytes"),
         ] {
             let refused = step.attend(encoder, 0, q, output, &plain).unwrap_err();
             assert!(refused.to_string().contains(part), "{refused}");
         }
-        step.attend(encoder, 0, Floats::f16(&q), Floats::f16(&output), &plain)
+        step.attend(encoder, 0, Rows::f16(&q), kernels::Outputs::f16(&output), &plain)
     })
     .unwrap();
     step.commit().unwrap();

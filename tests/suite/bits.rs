@@ -6,12 +6,12 @@ use std::ops::Range;
 use kvpack::Result;
 use kvpack::formats::{self, Element};
 use kvpack::gpu::Gpu;
-use kvpack::kernels::RowStrides;
 use kvpack::kernels::amax::{self, Amax};
 use kvpack::kernels::dequantize::Dequantize;
 use kvpack::kernels::quantize::{Buffers, Quantize, Source};
 use kvpack::kernels::quantize_group::QuantizeGroup;
 use kvpack::kernels::tensor_scale::{self, TensorScale};
+use kvpack::kernels::{FloatType, RowStrides};
 use kvpack::pages::PageLayout;
 use kvpack::reference;
 use kvpack::scales::{BLOCK_CHANNELS, GROUPS, SCALE_TYPES, ScaleLayout, ScaleType};
@@ -92,17 +92,18 @@ impl Job {
         self.pages as usize * self.layout.words as usize
     }
 
-    /// The same slots as runs for `dequantize`, rows in the order of the runs.
+    /// Slots of a run that the kernel writes: of a group all, of which the last `count` are packed.
+    fn written(&self, run: &SlotRun) -> Range<u32> {
+        run.slot..run.slot + run.count.max(self.layout.side.layout.token_group())
+    }
+
+    /// The packed slots as runs for `dequantize`, rows in the order of the runs.
     pub fn read_runs(&self) -> Vec<SlotRun> {
         let (mut out, mut row) = (Vec::new(), 0);
         for run in &self.runs {
-            slot_runs(
-                run.page,
-                run.slot,
-                run.slot + run.count,
-                |slot| row + slot - run.slot,
-                &mut out,
-            );
+            let end = self.written(run).end;
+            let first = end - run.count;
+            slot_runs(run.page, first, end, |slot| row + slot - first, &mut out);
             row += run.count;
         }
         out
@@ -156,7 +157,7 @@ impl Job {
                 for head in 1..=layout.heads {
                     let word =
                         run.page * layout.words + (head * layout.head_words - 1) * layout.tokens + run.slot;
-                    pages[word as usize..][..run.count as usize]
+                    pages[word as usize..][..self.written(run).len()]
                         .iter_mut()
                         .for_each(|w| *w &= u32::MAX >> (32 - used));
                 }
@@ -1272,6 +1273,49 @@ fn strided_rows(gpu: &Gpu, sides: &[Side]) -> Outcome {
     outcome
 }
 
+/// Groups that begin with sink tokens, from none to all but one: NaN, infinities and the largest numbers wait in the
+/// slots of the sinks.
+fn groups_with_sinks(gpu: &Gpu, sides: &[Side]) -> Outcome {
+    let mut outcome = Outcome::default();
+    for &side in sides.iter().filter(|side| side.layout.token_group() > 1) {
+        let group = side.layout.token_group();
+        for (head_dim, from) in [(8, From::PagesF32), (40, From::PagesF16)] {
+            let layout = PageLayout::new(side, 2, head_dim, 2 * group).unwrap();
+            let row_len = 2 * head_dim;
+            let counts = [group, group - 1, group / 2 + 1, 4, 1, 0];
+            let mut rng = Rng(u64::from(group + head_dim));
+            let mut rows = Vec::new();
+            let mut without = Vec::new();
+            for count in counts {
+                for slot in 0..group * row_len {
+                    let bits = rng.real_within(-12..12).to_bits();
+                    let sink = slot / row_len < group - count;
+                    let worst = [f32::NAN, f32::INFINITY, -f32::INFINITY, 6e4].map(f32::to_bits);
+                    rows.push(if sink { rng.pick(&worst) } else { bits });
+                    without.push(if sink { 0 } else { bits });
+                }
+            }
+            let make = |rows: &[u32]| job(layout, rows, from, 1.0, |_| 0..layout.tokens);
+            let (mut sinks, zeros) = (make(&rows), make(&without));
+            for run in &mut sinks.runs {
+                run.count = counts[(run.source * 2 + run.slot / group) as usize];
+            }
+            outcome.join(sinks.check(gpu));
+            // A sink counts for as much as a row of zeros.
+            let (expected, got) = (zeros.on_cpu(), sinks.on_cpu());
+            outcome.words(&expected.words, &got.words, |word, bit| sinks.place(word, bit));
+            outcome.status("sinks as zeros", expected.status, got.status);
+        }
+    }
+    outcome
+}
+
+#[test]
+fn groups_that_begin_with_sinks() {
+    let Some(gpu) = gpu("sinks") else { return };
+    groups_with_sinks(gpu, &sides_and_scale_types()).pass();
+}
+
 #[test]
 fn ties_of_every_side_and_scale_type() {
     let Some(gpu) = gpu("ties") else { return };
@@ -1372,23 +1416,56 @@ fn one_flipped_bit_is_reported_with_its_place() {
 
 // ---- amax and tensor_scale ---------------------------------------------------------------------------------------
 
-/// The largest magnitude of part of a buffer joins what its place holds; other places stay.
-fn amax_of(gpu: &Gpu, numbers: &[u32], part: Range<u32>, so_far: f32) -> Vec<u32> {
-    let source = gpu.upload("source", numbers).unwrap();
+/// The largest magnitude of `tokens` rows of `heads` x `head_dim` joins what its place holds; other places stay.
+fn amax_of_rows(
+    gpu: &Gpu,
+    rows: &Rows,
+    [tokens, heads, head_dim]: [u32; 3],
+    so_far: f32,
+) -> Result<Vec<u32>> {
+    let (float, words, strides) = match rows {
+        Rows::F32(words, strides) => (FloatType::F32, words, strides),
+        Rows::F16(words, strides) => (FloatType::F16, words, strides),
+        Rows::Pages(..) => panic!("amax reads rows"),
+    };
+    let source = gpu.upload("source", words)?;
     let mut places = poison(3 + GUARD);
     places[1] = so_far.to_bits();
-    let largest = gpu.upload("largest", &places).unwrap();
+    let largest = gpu.upload("largest", &places)?;
     let params = amax::Params {
-        numbers: part.end - part.start,
-        offset: part.start,
+        tokens,
+        heads,
+        head_dim,
+        row_offset: strides.offset,
+        row_stride: strides.row,
+        head_stride: strides.head,
         slot: 1,
     };
     gpu.submit("amax", |encoder| {
         let mut pass = encoder.begin_compute_pass(&Default::default());
-        Amax::plan(gpu)?.encode(gpu, &mut pass, [&source, &largest], params)
-    })
-    .unwrap();
-    gpu.read("largest", &largest, 3 + GUARD).unwrap()
+        Amax::plan(gpu, float)?.encode(gpu, &mut pass, [&source, &largest], params)
+    })?;
+    gpu.read("largest", &largest, 3 + GUARD)
+}
+
+/// The same of part of a buffer of f32.
+fn amax_of(gpu: &Gpu, numbers: &[u32], part: Range<u32>, so_far: f32) -> Vec<u32> {
+    let strides = RowStrides {
+        offset: part.start,
+        row: 0,
+        head: 0,
+    };
+    let rows = Rows::F32(numbers.to_vec(), strides);
+    amax_of_rows(gpu, &rows, [1, 1, part.end - part.start], so_far).unwrap()
+}
+
+/// One number of a kind that amax meets, by its place.
+fn number_for_amax(rng: &mut Rng, place: usize) -> u32 {
+    match place {
+        _ if place % 5 == 4 => rng.pick(&SPECIALS[..8]),
+        _ if place % 9 == 8 => rng.pick(&SPECIALS[10..19]),
+        _ => rng.real_within(-20..20).to_bits(),
+    }
 }
 
 fn amax_sizes(gpu: &Gpu, sizes: &[u32]) -> Outcome {
@@ -1400,11 +1477,7 @@ fn amax_sizes(gpu: &Gpu, sizes: &[u32]) -> Outcome {
             let mut numbers = vec![f32::MAX.to_bits(); (offset + size + 40) as usize];
             let part = &mut numbers[offset as usize..][..size as usize];
             for (i, x) in part.iter_mut().enumerate() {
-                *x = match i {
-                    _ if i % 5 == 4 => rng.pick(&SPECIALS[..8]),
-                    _ if i % 9 == 8 => rng.pick(&SPECIALS[10..19]),
-                    _ => rng.real_within(-20..20).to_bits(),
-                };
+                *x = number_for_amax(&mut rng, i);
             }
             let expected = reference::amax(part.iter().map(|&x| f32::from_bits(x)), so_far);
             let mut places = poison(3 + GUARD);
@@ -1418,10 +1491,84 @@ fn amax_sizes(gpu: &Gpu, sizes: &[u32]) -> Outcome {
     outcome
 }
 
+/// Rows among larger numbers that do not belong to them, f32 and f16: behind an odd offset, in fused rows, head by head.
+fn amax_layouts(gpu: &Gpu, shapes: &[[u32; 3]]) -> Outcome {
+    let mut outcome = Outcome::default();
+    let mut rng = Rng(31);
+    for &[tokens, heads, head_dim] in shapes {
+        let strides = |offset, row, head| RowStrides { offset, row, head };
+        for strides in [
+            strides(0, heads * head_dim, head_dim),
+            strides(7, heads * head_dim + 1, head_dim),
+            strides(2 * head_dim, 6 * heads * head_dim, 3 * head_dim),
+            strides(1, head_dim, tokens * head_dim),
+        ] {
+            for half in [false, true] {
+                let last =
+                    strides.offset + (tokens - 1) * strides.row + (heads - 1) * strides.head + head_dim;
+                let outside = if half { 65504.0 } else { f32::MAX };
+                let mut numbers = vec![outside.to_bits(); last as usize + 2];
+                let mut all = Vec::new();
+                for token in 0..tokens {
+                    for head in 0..heads {
+                        let first = strides.offset + token * strides.row + head * strides.head;
+                        for x in &mut numbers[first as usize..][..head_dim as usize] {
+                            let bits = number_for_amax(&mut rng, all.len());
+                            // Smaller than what lies between the rows as halves too.
+                            *x = if half {
+                                (f32::from_bits(bits) * 0.01).to_bits()
+                            } else {
+                                bits
+                            };
+                            all.push(*x);
+                        }
+                    }
+                }
+                let rows = if half {
+                    Rows::F16(halves(&numbers), strides)
+                } else {
+                    Rows::F32(numbers, strides)
+                };
+                let seen = |&bits: &u32| match half {
+                    true => half::f16::from_f32(f32::from_bits(bits)).to_f32(),
+                    false => f32::from_bits(bits),
+                };
+                let mut places = poison(3 + GUARD);
+                places[1] = reference::amax(all.iter().map(seen), 0.0).to_bits();
+                let got = amax_of_rows(gpu, &rows, [tokens, heads, head_dim], 0.0).unwrap();
+                outcome.words(&places, &got, |i, bit| {
+                    format!("amax of {tokens} x {heads} x {head_dim}, {strides:?}, f16 {half}: place {i}, bit {bit}")
+                });
+            }
+        }
+    }
+    outcome
+}
+
 #[test]
 fn amax_of_many_sizes() {
     let Some(gpu) = gpu("amax") else { return };
     amax_sizes(gpu, &[0, 1, 15, 16, 17, 1023, 1024, 1025, 1_000_003]).pass();
+}
+
+#[test]
+fn amax_of_rows_in_any_layout() {
+    let Some(gpu) = gpu("amax layouts") else { return };
+    amax_layouts(gpu, &[[1, 1, 8], [5, 3, 40], [1, 8, 256], [700, 2, 24]]).pass();
+}
+
+#[test]
+fn amax_refuses_more_numbers_than_a_dispatch_can_hold() {
+    let Some(gpu) = gpu("amax limit") else { return };
+    // One row over and over: the buffer is small whatever the number of tokens.
+    let strides = RowStrides {
+        offset: 0,
+        row: 0,
+        head: 0,
+    };
+    let rows = Rows::F32(vec![0; 16], strides);
+    let refused = amax_of_rows(gpu, &rows, [u32::MAX, 8, 16], 0.0).unwrap_err();
+    assert!(matches!(refused, kvpack::Error::Limit { .. }), "{refused}");
 }
 
 /// `tensor_scale` on the GPU: the scales of a list of magnitudes, bits, with their neighbours on either side.
@@ -2135,9 +2282,16 @@ mod portable {
     }
 
     #[test]
+    fn groups_with_sinks_of_some_sides() {
+        let Some(gpu) = gpu("portable sinks") else { return };
+        groups_with_sinks(gpu, &["int4c(8)", "int2c(16)"].map(|name| name.parse().unwrap())).pass();
+    }
+
+    #[test]
     fn amax_and_tensor_scale() {
         let Some(gpu) = gpu("portable amax") else { return };
         amax_sizes(gpu, &[0, 17, 1025]).pass();
+        amax_layouts(gpu, &[[5, 3, 40]]).pass();
         tensor_scale_sizes(gpu, &[17, 1000]).pass();
     }
 }

@@ -3,6 +3,7 @@
 use kvpack::cache::{Book, CacheSpec, K, KvCache, LayerSpec, SequenceId, TensorScales, V};
 use kvpack::formats::Element;
 use kvpack::gpu::{Gpu, Selection};
+use kvpack::kernels::Outputs;
 use kvpack::options::AttentionOptions;
 use kvpack::reference::ReferenceCache;
 use kvpack::scales::{ScaleLayout, ScaleType};
@@ -348,13 +349,17 @@ fn attention_crosses_the_boundary_between_packed_and_waiting_tokens() {
 
             let buffers = [&k, &v, &q].map(|rows| gpu.upload("rows", rows).unwrap());
             let output = gpu.zeros("output", (tokens * o_row * 4) as u64).unwrap();
+            let lse_rows = tokens * spec.q_heads as usize;
+            let lse = gpu.zeros("lse", lse_rows as u64 * 4).unwrap();
+            let outputs = Outputs::from(&output).with_lse(&lse);
             let our_requests: Vec<_> = ours.into_iter().zip(*new).collect();
             let step = cache.step(&our_requests).unwrap();
             gpu.submit("attention", |encoder| {
                 step.append(encoder, 0, &buffers[0], &buffers[1])?;
-                step.attend(encoder, 0, &buffers[2], &output, &AttentionOptions::default())
+                step.attend(encoder, 0, &buffers[2], outputs, &AttentionOptions::default())
             })
             .unwrap();
+            let lse: Vec<f32> = gpu.read("lse", &lse, lse_rows).unwrap();
             step.commit().unwrap();
             let output: Vec<f32> = gpu.read("output", &output, tokens * o_row).unwrap();
 

@@ -353,10 +353,13 @@ macro_rules! host_struct {
 
 fn params_of(kernel: &str) -> HostStruct {
     match kernel {
-        "amax" => host_struct!(amax::Params: numbers offset slot),
-        "attention_merge" => host_struct!(attention_merge::Params: rows q_heads sinks),
+        "amax" => {
+            host_struct!(amax::Params: tokens heads head_dim row_offset row_stride head_stride slot)
+        }
+        "attention_merge" => host_struct!(attention_merge::Params: rows q_heads sinks lse),
         "attention_split" => {
-            host_struct!(attention_split::Params: items q_heads scale k_tensor v_tensor back ahead softcap)
+            host_struct!(attention_split::Params: items q_heads scale k_tensor v_tensor back ahead softcap
+                q_offset q_row q_head)
         }
         "dequantize" => host_struct!(dequantize::Params: runs side_tensor),
         "quantize" | "quantize_group" => {
