@@ -20,7 +20,8 @@ const HEAD_DIM: u32 = 64;
 /// A token's numbers in the fused projection: queries, keys, values.
 const FUSED: u32 = (Q_HEADS + 2 * KV_HEADS) * HEAD_DIM;
 
-fn main() -> Result<(), Box<dyn Error>> {
+/// Public so that the tests run it.
+pub fn main() -> Result<(), Box<dyn Error>> {
     // Keys per channel, values per token. The first layer, which suffers most, stays f16; the others keep the last 32
     // tokens and the first 4 in full precision.
     let quantised = LayerSpec {

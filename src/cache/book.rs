@@ -926,10 +926,17 @@ impl Planner<'_> {
         {
             let len = sequence.len;
             for side in [K, V] {
+                let (waits, sinks) = {
+                    let class = &self.geometry.classes[class];
+                    (class.waits[side], class.sink_tokens[side])
+                };
                 let state = &mut sequence.sides[class][side];
                 let open = |token: u32| (!token.is_multiple_of(page_tokens)).then_some(token / page_tokens);
                 let packed = open(state.boundary).and_then(|place| state.packed.get_mut(place as usize));
-                let waiting = open(len).and_then(|place| state.waiting.get_mut(&place));
+                let writes = waits || len < sinks;
+                let waiting = open(len)
+                    .filter(|_| writes)
+                    .and_then(|place| state.waiting.get_mut(&place));
                 for (page, waiting) in [(packed, false), (waiting, true)] {
                     let id = PoolId { class, side, waiting };
                     let Some(page) = page else { continue };

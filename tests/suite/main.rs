@@ -6,6 +6,7 @@ mod cache;
 mod common;
 mod device;
 mod drift;
+mod example;
 mod golden;
 mod rows;
 mod shaders;
