@@ -314,9 +314,17 @@ impl Step<'_> {
         let class = cache.book.geometry().class_index(layer)?;
         q.check("q bytes", plan.tokens, spec.q_heads, spec.k_head_dim)?;
         output.check(plan.tokens, spec.q_heads, spec.v_head_dim)?;
-        if plan.tokens > 0 && (q.buffer == output.buffer || Some(q.buffer) == output.lse) {
+        let read = [Some(q.buffer), options.sinks].into_iter().flatten();
+        let written = [Some(output.buffer), output.lse].into_iter().flatten();
+        for buffer in read.clone().chain(written.clone()) {
+            self.check_bound(buffer)?;
+        }
+        if read
+            .clone()
+            .any(|read| written.clone().any(|written| read == written))
+        {
             return Err(Error::Usage {
-                asked: "outputs over the queries".to_owned(),
+                asked: "outputs over the queries or the sinks".to_owned(),
                 reason: "a kernel reads the one and writes the other at once".to_owned(),
                 advice: "pass a buffer of its own for the outputs, and for the LSE".to_owned(),
             });
@@ -383,8 +391,24 @@ impl Step<'_> {
         for (s, rows) in sides.into_iter().enumerate() {
             let (what, page) = (["k bytes", "v bytes"][s], class.packed[s]);
             rows.check(what, self.tokens(), page.heads, page.head_dim)?;
+            self.check_bound(rows.buffer)?;
         }
         Ok(())
+    }
+
+    /// Refuses a buffer that the device cannot bind whole.
+    fn check_bound(&self, buffer: &wgpu::Buffer) -> Result<()> {
+        let allowed = super::buffer_limit(&self.cache.gpu.device().limits());
+        if buffer.size() <= allowed && buffer.size().is_multiple_of(4) {
+            return Ok(());
+        }
+        Err(Error::Limit {
+            what: "a caller's buffer (bytes, in words of 4)".to_owned(),
+            needed: buffer.size(),
+            allowed,
+            advice: "pass a smaller buffer, or make the device with a larger maxStorageBufferBindingSize"
+                .to_owned(),
+        })
     }
 
     /// Makes the step part of the cache.
