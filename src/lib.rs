@@ -16,6 +16,7 @@
 //! | [`kernels`] | GPU kernels, a file each, paired with `shaders/<name>.wgsl` |
 //! | [`reference`](mod@reference) | the same kernels on the CPU: the shortest correct programs |
 //! | [`cache`] | sequences of pages: plan a step, append, attend, commit |
+//! | [`capacity`] | what the cache of a model takes in memory, and what fits a budget; computed |
 //! | [`model`] | the tiny transformer, one forward pass over either backend |
 //! | [`drift`] | what a format costs in logits |
 //! | [`validate`] | every kernel on an adapter against the reference |
@@ -51,6 +52,7 @@
 #![deny(missing_docs, unsafe_code)]
 
 pub mod cache;
+pub mod capacity;
 pub mod drift;
 pub mod error;
 pub mod formats;

@@ -232,7 +232,7 @@ const LEVELS: &[&[&str]] = &[
     &["gpu"],
     &["kernels"],
     &["cache"],
-    &["reference"],
+    &["capacity", "reference"],
     &["model"],
     &["drift", "validate"],
     &["report"],
