@@ -57,6 +57,7 @@ fn factor(value: f64) -> String {
 
 #[cfg(test)]
 pub(crate) mod examples {
+    use crate::capacity::CapacityRow;
     use crate::drift::DriftRow;
     use crate::gpu::AdapterSummary;
 
@@ -76,6 +77,36 @@ pub(crate) mod examples {
                 ("maxStorageBuffersPerShaderStage".to_owned(), 8),
             ],
             features: vec!["shader-f16".to_owned(), "subgroups".to_owned()],
+        }
+    }
+
+    /// A plan of int4 within 1024 bytes, if anything is asked of them.
+    pub fn capacity(longest_context: Option<u64>) -> CapacityRow {
+        CapacityRow {
+            pair: "int4".to_owned(),
+            bits_per_number: 4.125,
+            bytes_per_token: 4096.5,
+            page_bytes: 64 * 4096 + 32,
+            page_code_bytes: 64 * 4096,
+            page_scale_bytes: 32,
+            page_padding_bytes: 0,
+            sequence_bytes: 0,
+            staging_bytes: 0,
+            pages: 4,
+            total_bytes: 5 << 18,
+            percent_of_f16: 25.8,
+            budget_bytes: longest_context.map(|_| 1024),
+            longest_context,
+            largest_batch: longest_context.map(|_| 1),
+            layers: 1,
+            kv_heads: 8,
+            k_head_dim: 192,
+            v_head_dim: 128,
+            context: 100,
+            batch: 2,
+            page_tokens: 64,
+            window: 0,
+            sink_tokens: 0,
         }
     }
 

@@ -3,6 +3,7 @@
 use comfy_table::{CellAlignment, Table, presets};
 
 use super::{Unpacked, never_packed};
+use crate::capacity::CapacityRow;
 use crate::drift::DriftRow;
 use crate::formats::Element;
 use crate::gpu::AdapterSummary;
@@ -130,6 +131,116 @@ fn notes(rows: &[DriftRow], software: bool) -> Vec<String> {
     }
     if software {
         notes.push("This adapter is a software driver: it computes on the CPU.".to_owned());
+    }
+    notes
+}
+
+/// The memory of a model's cache by format, and below it what fits the budget, if one was given.
+pub fn capacity(rows: &[CapacityRow]) -> String {
+    let Some(first) = rows.first() else {
+        return String::new();
+    };
+    let mut table = plain(&[
+        "pair",
+        "bits",
+        "bytes/token",
+        "codes + scales + padding",
+        "a sequence",
+        "staging",
+        "total",
+        "% of FP16",
+    ]);
+    for row in rows {
+        let parts = [row.page_code_bytes, row.page_scale_bytes, row.page_padding_bytes];
+        let parts = parts.map(|bytes| trimmed(bytes as f64 / f64::from(row.page_tokens), 2));
+        table.add_row([
+            row.pair.clone(),
+            trimmed(row.bits_per_number, 4),
+            trimmed(row.bytes_per_token, 2),
+            parts.join(" + "),
+            size(row.sequence_bytes),
+            size(row.staging_bytes),
+            size(row.total_bytes),
+            format!("{:.1}", row.percent_of_f16),
+        ]);
+    }
+    right_aligned(&mut table, 1..8);
+    let (k, v) = (first.k_head_dim, first.v_head_dim);
+    let head_dim = if k == v {
+        k.to_string()
+    } else {
+        format!("{k} (K) and {v} (V)")
+    };
+    let (context, batch) = (first.context, first.batch);
+    let mut text = format!(
+        "{}, {} of {head_dim}; context {context}, batch {batch}; pages of {} tokens, window {}, sink tokens {}; computed, not \
+         measured\n\n{}\n",
+        counted(first.layers, "layer"),
+        counted(first.kv_heads, "KV head"),
+        page_tokens(rows),
+        first.window,
+        first.sink_tokens,
+        table.trim_fmt()
+    );
+    if let Some(budget) = first.budget_bytes {
+        text += &format!(
+            "\nWithin {} ({budget} bytes):\n\n{}\n",
+            size(budget),
+            fitting(rows).trim_fmt()
+        );
+    }
+    text.push('\n');
+    for note in capacity_notes(rows) {
+        text += &format!("- {note}\n");
+    }
+    text
+}
+
+fn counted(count: u32, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
+/// Tokens of a page, which some pairs have more of than others.
+fn page_tokens(rows: &[CapacityRow]) -> String {
+    let tokens = || rows.iter().map(|row| row.page_tokens);
+    match (tokens().min(), tokens().max()) {
+        (Some(least), Some(most)) if least < most => format!("{least} to {most}"),
+        (least, _) => least.unwrap_or(0).to_string(),
+    }
+}
+
+fn fitting(rows: &[CapacityRow]) -> Table {
+    let (context, batch) = rows.first().map_or((0, 0), |row| (row.context, row.batch));
+    let mut table = plain(&[
+        "pair",
+        &format!("longest context at batch {batch}"),
+        &format!("largest batch at context {context}"),
+    ]);
+    for row in rows {
+        let cells = [row.longest_context, row.largest_batch].map(|n| n.unwrap_or(0).to_string());
+        table.add_row([vec![row.pair.clone()], cells.to_vec()].concat());
+    }
+    right_aligned(&mut table, 1..3);
+    table
+}
+
+fn capacity_notes(rows: &[CapacityRow]) -> Vec<String> {
+    let mut notes = vec![
+        "bits: true cost of one number, scales included.".to_owned(),
+        "bytes/token: packed pages of all layers, K and V; every layer keeps every token.".to_owned(),
+        "total: the budget that serves the batch at this context: whole packed pages, and those in f16 beside them."
+            .to_owned(),
+    ];
+    if rows.iter().any(|row| row.sequence_bytes + row.staging_bytes > 0) {
+        let what =
+            "f16 pages of a sequence's waiting and sink tokens, at most; staging: once for all sequences";
+        notes.push(format!("a sequence: {what}."));
+    }
+    for row in rows.iter().filter(|row| row.longest_context == Some(0)) {
+        notes.push(format!(
+            "{}: the budget holds less than a page for each sequence.",
+            row.pair
+        ));
     }
     notes
 }
@@ -278,6 +389,14 @@ pub fn digits(value: f64) -> String {
         Some(exponent @ -5..4) => trimmed(value, (3 - exponent) as usize),
         _ => rounded,
     }
+}
+
+/// Bytes in the largest binary unit of which there is one, with four significant digits.
+fn size(bytes: u64) -> String {
+    const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    let power = bytes.checked_ilog2().unwrap_or(0) / 10;
+    let value = bytes as f64 / 1024_f64.powi(power as i32);
+    format!("{} {}", digits(value), UNITS[power as usize])
 }
 
 /// At most so many digits after the point, without trailing zeros.
@@ -458,6 +577,53 @@ mod tests {
             let text = drift(&[row], false);
             assert!(text.contains(printed), "{text}");
         }
+    }
+
+    #[test]
+    fn sizes_have_four_digits_and_a_unit() {
+        for (bytes, printed) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1024, "1 KiB"),
+            (1 << 20, "1 MiB"),
+            (4_362_076_160, "4.062 GiB"),
+            ((1 << 40) - 1, "1024 GiB"),
+            (u64::MAX, "16 EiB"),
+        ] {
+            assert_eq!(size(bytes), printed);
+        }
+    }
+
+    #[test]
+    fn a_plan_says_what_it_is_for_and_the_budget_only_where_there_is_one() {
+        let text = capacity(&[examples::capacity(None)]);
+        for words in [
+            "1 layer, 8 KV heads of 192 (K) and 128 (V); context 100, batch 2; pages of 64 tokens",
+            "computed, not measured",
+            " 4096 + 0.5 + 0 |",
+            " 1.25 MiB |",
+        ] {
+            assert!(text.contains(words), "{words} is not in: {text}");
+        }
+        assert!(
+            !text.contains("Within") && !text.contains("a sequence:"),
+            "{text}"
+        );
+        let mut rows = [examples::capacity(Some(0)), examples::capacity(Some(256))];
+        rows[0].sequence_bytes = 1;
+        rows[1].page_tokens = 128;
+        let text = capacity(&rows);
+        for words in [
+            "pages of 64 to 128 tokens",
+            "Within 1 KiB (1024 bytes):",
+            "longest context at batch 2 | largest batch at context 100",
+            "- a sequence: ",
+            "- int4: the budget holds less than a page for each sequence.",
+        ] {
+            assert!(text.contains(words), "{words} is not in: {text}");
+        }
+        assert_eq!(text.matches("less than a page").count(), 1);
+        assert_eq!(capacity(&[]), "");
     }
 
     #[test]
