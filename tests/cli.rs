@@ -474,3 +474,126 @@ fn the_table_and_the_rows_say_what_was_used_and_what_was_made() {
         assert!(table.contains(words), "{words} is not in: {table}");
     }
 }
+
+/// Llama 3 8B.
+const LLAMA: [&str; 7] = ["plan", "--layers", "32", "--kv-heads", "8", "--head-dim", "128"];
+
+fn plan(more: &[&str]) -> Output {
+    run_without_gpu(&[&LLAMA, more].concat())
+}
+
+#[test]
+fn a_plan_tells_what_a_model_takes_and_what_fits_without_a_gpu() {
+    let folder = tempfile::tempdir().unwrap();
+    let csv = path_in(folder.path(), "rows.csv");
+    let output = plan(&["--budget", "8GiB", "--csv", &csv]);
+    assert_eq!(
+        (output.status.code(), text(&output.stderr).as_str()),
+        (Some(0), "")
+    );
+    let table = text(&output.stdout);
+    for words in [
+        "32 layers, 8 KV heads of 128; context 32768, batch 1; pages of 64 tokens, window 0",
+        "computed, not measured",
+        "| f16        |     16 |      131072 |",
+        "| int8       |  8.125 |       66560 |         65536 + 1024 + 0 |",
+        "Within 8 GiB (8589934592 bytes):",
+    ] {
+        assert!(table.contains(words), "{words} is not in: {table}");
+    }
+    let rows = std::fs::read_to_string(&csv).unwrap();
+    assert!(rows.starts_with("pair,bits_per_number,bytes_per_token,") && rows.lines().count() == 9);
+    assert!(rows.contains("\nint4,4.125,33792.0,"), "{rows}");
+
+    let output = plan(&["--budget", "8GiB", "--json", "-", "--pairs", "f16,int4"]);
+    let rows: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    for (row, bytes, longest, batch) in [(0, 131_072, 65536, 2), (1, 33792, 254_144, 7)] {
+        let field = |name: &str| rows[row][name].as_u64().expect(name);
+        assert_eq!(field("total_bytes"), 32768 * bytes);
+        assert_eq!(
+            (field("longest_context"), field("largest_batch")),
+            (longest, batch)
+        );
+    }
+    let output = plan(&["--json", "-", "--pairs", "f16"]);
+    let rows: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(rows[0]["longest_context"].is_null());
+
+    let table = text(&plan(&["--budget", "1MiB"]).stdout);
+    assert!(
+        table.contains("- f16: the budget holds less than a page for each sequence"),
+        "{table}"
+    );
+}
+
+#[test]
+fn the_plan_of_the_readme_is_what_the_command_prints() {
+    let table = text(&plan(&["--batch", "4", "--budget", "24GiB"]).stdout);
+    let readme = include_str!("../README.md").replace("\r\n", "\n");
+    assert!(
+        readme.contains(&format!("<!-- plan -->\n{table}<!-- /plan -->\n")),
+        "{table}"
+    );
+}
+
+#[test]
+fn a_plan_reads_a_configuration_and_leaves_out_what_does_not_fit() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = path_in(folder.path(), "config.json");
+    std::fs::write(
+        &config,
+        r#"{"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 1, "hidden_size": 32}"#,
+    )
+    .unwrap();
+    let output = run(&["plan", "--config", &config, "--layers", "3", "--batch", "2"]);
+    assert_eq!(output.status.code(), Some(0));
+    assert!(text(&output.stdout).starts_with("3 layers, 1 KV head of 8; context 32768, batch 2;"));
+    let message = text(&output.stderr);
+    assert!(
+        message.starts_with("fp4 is left out: ") && message.lines().count() == 1,
+        "{message}"
+    );
+
+    let wrong = &["plan", "--config", &config, "--head-dim", "100"];
+    fails(&run(wrong), 2, &["head_dim = 100"]);
+    std::fs::write(&config, "{}").unwrap();
+    fails(
+        &run(&["plan", "--config", &config]),
+        2,
+        &[&config, "num_hidden_layers"],
+    );
+    std::fs::write(&config, "").unwrap();
+    fails(&run(&["plan", "--config", &config]), 2, &[&config, "no JSON"]);
+    for (missing, words) in [("/missing/config.json", "cannot be read"), ("", "--config")] {
+        fails(&run(&["plan", "--config", missing]), 2, &[words]);
+    }
+}
+
+#[test]
+fn a_plan_that_cannot_be_is_refused_by_name() {
+    fails(&run(&["plan"]), 2, &["--layers", "--config"]);
+    for (arguments, words) in [
+        (&["--context", "0"][..], &["--context", "0 is not in 1.."][..]),
+        (&["--context", "-1"], &["--context", "-1 is not in 1.."]),
+        (&["--context", "NaN"], &["--context", "NaN"]),
+        (&["--context", "3000000000"], &["context = 3000000000"]),
+        (&["--batch", "100000"], &["sequences = 100000", "65536"]),
+        (
+            &["--batch", "65536", "--context", "1000000000"],
+            &["65536 sequences of 1000000000 tokens"],
+        ),
+        (&["--batch", "1e5"], &["--batch", "1e5"]),
+        (&["--window", "65537"], &["window = 65537", "65536"]),
+        (&["--sink-tokens", "-4"], &["--sink-tokens", "-4 is not in 0.."]),
+        (&["--page-tokens", "60"], &["page_tokens = 60"]),
+        (&["--k-head-dim", "12"], &["head_dim = 12"]),
+        (&["--pairs", "int3"], &["int3", "--pairs"]),
+        (&["--budget", "8G"], &["--budget", "`G` is no unit", "8GiB"]),
+        (&["--budget", "-8GiB"], &["--budget", "-8GiB", "digit"]),
+        (&["--budget", "99999999999GiB"], &["--budget", "2^64 - 1"]),
+        (&["--json", "/missing/rows.json"], &["/missing"]),
+        (&["--json", "-", "--csv", "-"], &["--json -", "--csv -"]),
+    ] {
+        fails(&plan(arguments), 2, words);
+    }
+}

@@ -4,6 +4,7 @@ mod device;
 mod drift;
 mod info;
 mod output;
+mod plan;
 mod validate;
 
 use std::fmt;
@@ -26,6 +27,8 @@ enum Command {
     Drift(drift::Args),
     /// List the GPU adapters with their drivers, limits and features
     Info(info::Args),
+    /// Compute what the KV cache of a model takes in memory by format, and what fits a budget; no GPU is asked
+    Plan(plan::Args),
     /// Run every kernel on an adapter against the CPU reference
     Validate(validate::Args),
 }
@@ -67,6 +70,7 @@ pub fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Drift(args) => args.run(),
         Command::Info(args) => args.run(),
+        Command::Plan(args) => args.run(),
         Command::Validate(args) => args.run(),
     };
     match done {
