@@ -8,13 +8,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::plan::{Attended, ClassPlan, CopiedPage, SidePlan, StepPlan};
 use super::saved;
-use super::spec::{CacheSpec, Class, Geometry, K, V, buffer_pages};
+use super::spec::{CacheSpec, Class, Geometry, K, MAX_TOKENS, V, buffer_pages};
 use crate::error::{Error, Result};
 use crate::pages::PageLayout;
 use crate::work::{SlotRun, slot_runs};
-
-/// The most tokens of a sequence, and of a step.
-const MAX_TOKENS: u64 = 1 << 31;
 
 /// A sequence of a cache. Never used again, nor by another cache of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -210,7 +207,7 @@ impl Book {
         let mut pools = BTreeMap::new();
         for (c, class) in geometry.classes.iter().enumerate() {
             for (side, waiting) in [(K, false), (K, true), (V, false), (V, true)] {
-                // At most 2^28 pages, or 2^16 sequences of 2^14 pages in full precision.
+                // At most 2^28 packed pages, or 2^16 sequences of 24,578 in full precision.
                 let capacity = geometry.capacity(class, side, waiting, u64::from(pages)) as u32;
                 if capacity == 0 {
                     continue;
@@ -632,10 +629,14 @@ impl Book {
     pub fn room(&self) -> u64 {
         let tokens = |pool: PoolState| match pool.id.waiting {
             false => u64::from(pool.free) * u64::from(self.geometry.page_tokens),
-            true if pool.free >= self.geometry.waiting_pages(pool.id) => MAX_TOKENS,
+            true if pool.free >= self.geometry.waiting_pages(pool.id) => u64::from(MAX_TOKENS),
             true => 0,
         };
-        self.pools().map(tokens).min().unwrap_or(0).min(MAX_TOKENS)
+        self.pools()
+            .map(tokens)
+            .min()
+            .unwrap_or(0)
+            .min(u64::from(MAX_TOKENS))
     }
 
     /// Plans a step: `new` tokens for each sequence, appended, then attended by themselves as queries. `token_tile` is
@@ -713,7 +714,7 @@ impl Book {
             }
             let len = u64::from(sequence.len) + u64::from(new);
             tokens += u64::from(new);
-            if len > MAX_TOKENS || tokens > MAX_TOKENS {
+            if len.max(tokens) > u64::from(MAX_TOKENS) {
                 return Err(refuse(
                     "a sequence or step holds at most 2^31 tokens",
                     "split the work",

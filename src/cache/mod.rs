@@ -99,7 +99,10 @@ mod step;
 
 pub use book::{Book, BytesInUse, HeldPage, PoolId, PoolState, SequenceId};
 pub use plan::{AttentionPlan, ClassPlan, CopiedPage, Runs, Segment, SegmentKind, SidePlan, StepPlan, Wave};
-pub use spec::{CacheSpec, Class, Costs, Geometry, K, LayerSpec, TensorScales, V};
+pub use spec::{
+    CacheSpec, Class, Costs, Geometry, K, LayerSpec, MAX_LAYERS, MAX_SEQUENCES, MAX_TOKENS, MAX_WAITING,
+    TensorScales, V,
+};
 pub use step::Step;
 
 use std::future::Future;

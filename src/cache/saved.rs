@@ -21,7 +21,7 @@
 //! ```
 
 use super::book::{Book, SequenceId};
-use super::spec::{CacheSpec, K, TensorScales, V};
+use super::spec::{CacheSpec, K, MAX_TOKENS, TensorScales, V};
 use crate::error::{Error, Result};
 use crate::scales::ScaleLayout;
 use crate::spec::Side;
@@ -183,7 +183,7 @@ pub(super) fn decode(book: &mut Book, bytes: &[u8]) -> Result<(SequenceId, Vec<u
         .collect();
     // Sizes in 64 bits, before a page is taken: what the bytes claim must be what they hold.
     let words = cursor.0.len() as u64 / 4;
-    if u64::from(len) > 1 << 31 || words_of(book, len, &by_class) != Some(words) || cursor.0.len() % 4 != 0 {
+    if len > MAX_TOKENS || words_of(book, len, &by_class) != Some(words) || cursor.0.len() % 4 != 0 {
         return refuse("their number does not fit the tokens they claim to hold");
     }
     let id = book.adopt(len, &by_class)?;

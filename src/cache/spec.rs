@@ -15,7 +15,16 @@ pub const V: usize = 1;
 /// New tokens that are packed at a time, where tokens wait before: a longer step recycles the pages they wait in.
 const ROUND_TOKENS: u32 = 512;
 
-/// The most pages of a pool; sequences end at 2^31 tokens before.
+/// The most layers of a cache.
+pub const MAX_LAYERS: u32 = 1024;
+/// The most sequences for which a budget provides.
+pub const MAX_SEQUENCES: u32 = 1 << 16;
+/// The most tokens of a sequence, and of a step.
+pub const MAX_TOKENS: u32 = 1 << 31;
+/// The most tokens of a recent window, or of sinks.
+pub const MAX_WAITING: u32 = 1 << 16;
+
+/// The most pages of a pool; sequences end at [`MAX_TOKENS`] before.
 const MAX_PAGES: u64 = 1 << 28;
 
 /// Buffers are cut to multiples of this, which satisfies every offset alignment of WebGPU.
@@ -286,7 +295,8 @@ impl CacheSpec {
             kv_heads,
             k_head_dim: head_dim,
             v_head_dim: head_dim,
-            layers: vec![LayerSpec::new(pair); layers as usize],
+            // One more than is allowed is refused like any larger number, and takes no memory.
+            layers: vec![LayerSpec::new(pair); layers.min(MAX_LAYERS + 1) as usize],
             page_tokens: pair.default_page_tokens(),
             waiting: Side::F16,
             sequences: 16,
@@ -323,10 +333,10 @@ impl CacheSpec {
             })
         };
         let layers = self.layers.len() as u64;
-        if layers == 0 || layers > 1024 {
+        if layers == 0 || layers > u64::from(MAX_LAYERS) {
             return shape("layers", layers, "1 to 1024 layers");
         }
-        if self.sequences == 0 || self.sequences > 1 << 16 {
+        if self.sequences == 0 || self.sequences > MAX_SEQUENCES {
             return shape("sequences", u64::from(self.sequences), "1 to 65536 sequences");
         }
         if ![Side::F16, Side::F32].contains(&self.waiting) {
@@ -390,7 +400,7 @@ impl CacheSpec {
     /// Packed pages a pool that the budget buys.
     ///
     /// # Errors
-    /// [`Error::Limit`] for a budget below one page.
+    /// [`Error::Budget`] for a budget below one page.
     pub fn pages(&self, geometry: &Geometry) -> Result<u32> {
         match geometry.pages_within(self.budget) {
             0 => Err(Error::Budget {
@@ -444,9 +454,6 @@ impl CacheSpec {
         (512 / self.page_tokens).max(1) * self.page_tokens
     }
 }
-
-/// The most tokens of a recent window, or of sinks.
-const MAX_WAITING: u32 = 1 << 16;
 
 #[cfg(test)]
 mod tests {

@@ -4,18 +4,9 @@
 #[cfg(feature = "cli")]
 pub mod config;
 
-use crate::cache::{CacheSpec, Geometry, LayerSpec, TensorScales};
+use crate::cache::{CacheSpec, Geometry, LayerSpec, MAX_LAYERS, MAX_SEQUENCES, MAX_TOKENS, TensorScales};
 use crate::error::{Error, Result};
 use crate::spec::{Pair, Side};
-
-/// The most tokens of a sequence.
-pub const MAX_CONTEXT: u32 = 1 << 31;
-
-/// The most layers of a cache.
-const MAX_LAYERS: u32 = 1024;
-
-/// The most sequences that a budget can provide for.
-const MAX_BATCH: u32 = 1 << 16;
 
 /// What a model asks of its cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -133,8 +124,8 @@ pub fn run(options: &CapacityOptions) -> Result<Capacity> {
             "check the model's configuration",
         );
     }
-    if options.context == 0 || options.context > MAX_CONTEXT {
-        let limit = format!("a sequence holds 1 to {MAX_CONTEXT} tokens");
+    if options.context == 0 || options.context > MAX_TOKENS {
+        let limit = format!("a sequence holds 1 to {MAX_TOKENS} tokens");
         return refuse(
             "context",
             u64::from(options.context),
@@ -208,7 +199,7 @@ fn row(options: &CapacityOptions, pair: Pair, geometry: &Geometry) -> Result<Cap
     let costs = geometry.costs();
     let longest = |budget: u64| {
         let tokens = geometry.pages_within(budget) / batch * page_tokens;
-        tokens.min(u64::from(MAX_CONTEXT) / page_tokens * page_tokens)
+        tokens.min(u64::from(MAX_TOKENS) / page_tokens * page_tokens)
     };
     Ok(CapacityRow {
         pair: pair.to_string(),
@@ -255,7 +246,7 @@ fn total(geometry: &Geometry, context: u32, batch: u32) -> Option<u64> {
 
 /// The most sequences of `context` tokens within a budget.
 fn largest_batch(geometry: &Geometry, context: u32, budget: u64) -> u32 {
-    let (mut fits, mut beyond) = (0, MAX_BATCH + 1);
+    let (mut fits, mut beyond) = (0, MAX_SEQUENCES + 1);
     while beyond - fits > 1 {
         let middle = (fits + beyond) / 2;
         match total(geometry, context, middle).is_some_and(|bytes| bytes <= budget) {
@@ -599,7 +590,7 @@ mod tests {
                 k_head_dim: 256,
                 v_head_dim: 256,
             },
-            context: MAX_CONTEXT,
+            context: MAX_TOKENS,
             window: 1 << 16,
             sink_tokens: 1 << 16,
             budget: Some(u64::MAX),
