@@ -225,6 +225,16 @@ fn step_rows(names: &[std::ops::Range<u64>], layer: usize, side: usize) -> Vec<f
     names.flat_map(|name| row(name, layer, side)).collect()
 }
 
+/// Who holds a page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Holder {
+    sequence: usize,
+    /// The page's place in it.
+    place: u32,
+    /// The end of its tokens that are read there.
+    end: u32,
+}
+
 struct World<'a> {
     reference: ReferenceCache,
     gpu: Option<(&'a Gpu, KvCache)>,
@@ -483,7 +493,15 @@ impl<'a> World<'a> {
             self.count("attend");
         }
         if dropped {
-            self.reference.book_mut().abandon(plan);
+            let taken_back_by_another = self.chance(2);
+            let book = self.reference.book_mut();
+            if taken_back_by_another {
+                let other = book.plan(&[], 1).unwrap();
+                assert!(matches!(book.commit(plan), Err(Error::Usage { .. })));
+                book.abandon(other);
+            } else {
+                book.abandon(plan);
+            }
             self.count("drop");
             return true;
         }
@@ -753,7 +771,7 @@ impl<'a> World<'a> {
         let sample = self.random.below(self.sequences.len().max(1) as u32) as usize;
         let book = self.reference.book();
         let page_tokens = book.spec().page_tokens;
-        let mut holders: BTreeMap<(PoolId, u32), BTreeSet<(usize, u32, u32)>> = BTreeMap::new();
+        let mut holders: BTreeMap<(PoolId, u32), BTreeSet<Holder>> = BTreeMap::new();
         for (number, sequence) in self.sequences.iter().enumerate() {
             let len = sequence.len();
             assert_eq!(book.len(sequence.id).unwrap(), len);
@@ -776,10 +794,11 @@ impl<'a> World<'a> {
                         );
                         let read = page.live.iter().filter(|live| !live.is_empty());
                         let end = place * page_tokens + read.map(|live| live.end).max().unwrap_or(0);
-                        holders
-                            .entry((page.pool, page.page))
-                            .or_default()
-                            .insert((number, place, end));
+                        holders.entry((page.pool, page.page)).or_default().insert(Holder {
+                            sequence: number,
+                            place,
+                            end,
+                        });
                         let Some(words) = rest else { continue };
                         let (words, after) = words.split_at(page.layout.words as usize);
                         rest = Some(after);
@@ -827,11 +846,13 @@ impl<'a> World<'a> {
         }
         if let Some((_, cache)) = &self.gpu {
             assert_eq!(pages(cache.book()), pages(book));
+            assert!(cache.allocated_bytes() <= book.spec().budget);
         }
         // Who shares a page has the same tokens up to the last one that both read there.
         for sharing in holders.values() {
-            let of = |&(number, place, end): &(usize, u32, u32)| {
-                (place, &self.sequences[number].tokens[..end as usize])
+            let of = |holder: &Holder| {
+                let tokens = &self.sequences[holder.sequence].tokens;
+                (holder.place, &tokens[..holder.end as usize])
             };
             let longest = sharing
                 .iter()
@@ -854,6 +875,11 @@ impl<'a> World<'a> {
             self.check(false);
         }
         assert!(self.reference.book().pools().all(|pool| pool.used == 0));
+        if let Some((gpu, cache)) = &self.gpu {
+            assert!(cache.book().pools().all(|pool| pool.used == 0));
+            let status = gpu.block_on(cache.status().unwrap()).unwrap();
+            assert_eq!(status, self.reference.status());
+        }
     }
 }
 
