@@ -8,6 +8,7 @@ mod device;
 mod drift;
 mod example;
 mod golden;
+mod lifecycle;
 mod rows;
 mod shaders;
 mod structure;
