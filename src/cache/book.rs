@@ -1,190 +1,23 @@
 //! The books of a cache, in integers: sequences, pages and who shares them. No GPU: the GPU cache and the CPU reference
 //! carry out the same plans.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::plan::{Attended, ClassPlan, CopiedPage, SidePlan, StepPlan};
+use super::plan::{Attended, ClassPlan, StepPlan};
+use super::planner::{Pending, Planner, rounds};
+use super::pool::{BytesInUse, Pool, PoolId, PoolState};
 use super::saved;
-use super::spec::{CacheSpec, Class, Geometry, K, MAX_TOKENS, V, buffer_pages};
+use super::sequence::{HeldPage, Sequence, SequenceId, SideState, cut, held, is_waiting};
+use super::spec::{CacheSpec, Class, Geometry, K, MAX_TOKENS, V};
 use crate::error::{Error, Result};
-use crate::pages::PageLayout;
-use crate::work::{SlotRun, slot_runs};
-
-/// A sequence of a cache. Never used again, nor by another cache of this process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct SequenceId(u64);
 
 /// A number that nothing else in this process has.
 fn serial() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
-
-/// One side of a sequence in layers of one class: tokens below the boundary are packed, the rest wait.
-#[derive(Debug, Clone, Default)]
-pub(super) struct SideState {
-    pub boundary: u32,
-    /// Packed pages, by their place in the sequence.
-    pub packed: Vec<u32>,
-    /// Pages in full precision, by their place in the sequence: sink tokens, and those that wait.
-    pub waiting: BTreeMap<u32, u32>,
-}
-
-#[derive(Debug, Clone)]
-pub(super) struct Sequence {
-    pub len: u32,
-    /// By class.
-    pub sides: Vec<[SideState; 2]>,
-}
-
-/// The pages of one class and side: packed, or in full precision.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PoolId {
-    /// The class of layers.
-    pub class: usize,
-    /// K or V.
-    pub side: usize,
-    /// Pages in full precision rather than packed ones.
-    pub waiting: bool,
-}
-
-/// The pages of a pool, each of which stands for one in every layer of its class.
-#[derive(Debug)]
-struct Pool {
-    layout: PageLayout,
-    capacity: u32,
-    per_buffer: u32,
-    /// Pages below this have been used.
-    fresh: u32,
-    /// Used pages that are free, the lowest first: live pages then lie in few buffers.
-    free: BinaryHeap<Reverse<u32>>,
-    /// Sequences that hold each used page.
-    holders: Vec<u32>,
-}
-
-impl Pool {
-    /// Takes a page; beyond the capacity if need be, which the end of a plan looks at.
-    fn take(&mut self) -> u32 {
-        let page = match self.free.pop() {
-            Some(Reverse(page)) => page,
-            None => {
-                self.fresh += 1;
-                self.holders.push(0);
-                self.fresh - 1
-            }
-        };
-        self.holders[page as usize] = 1;
-        page
-    }
-
-    fn hold(&mut self, page: u32) {
-        self.holders[page as usize] += 1;
-    }
-
-    fn release(&mut self, page: u32) {
-        let holders = &mut self.holders[page as usize];
-        *holders -= 1;
-        if *holders == 0 {
-            self.free.push(Reverse(page));
-        }
-    }
-
-    /// Forgets the last pages where nobody holds them: a plan that was taken back may have gone beyond the capacity.
-    fn trim(&mut self) {
-        while self.holders.pop_if(|holders| *holders == 0).is_some() {
-            self.fresh -= 1;
-        }
-        self.free.retain(|&Reverse(page)| page < self.fresh);
-    }
-
-    fn used(&self) -> u32 {
-        self.fresh - self.free.len() as u32
-    }
-
-    fn unused(&self) -> u32 {
-        self.capacity.saturating_sub(self.used())
-    }
-}
-
-/// A pool as its user sees it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PoolState {
-    /// Which pool.
-    pub id: PoolId,
-    /// The geometry of its pages.
-    pub layout: PageLayout,
-    /// Layers that have such a pool.
-    pub layers: u32,
-    /// Pages that sequences hold, in each of these layers. Shared pages count once.
-    pub used: u32,
-    /// Pages that the budget leaves free.
-    pub free: u32,
-    /// Pages of one buffer.
-    pub per_buffer: u32,
-    /// Pages that have been used so far, counted from 0.
-    pub made: u32,
-    /// Buffers that hold those.
-    pub buffers: u32,
-}
-
-/// Pages in use by their parts, in bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct BytesInUse {
-    /// Codes, of packed and of waiting tokens, unused slots too.
-    pub codes: u64,
-    /// Scales, unused slots too.
-    pub scales: u64,
-    /// Ends of head words and of planes.
-    pub padding: u64,
-}
-
-impl BytesInUse {
-    /// All of it.
-    pub fn total(&self) -> u64 {
-        self.codes + self.scales + self.padding
-    }
-}
-
-/// A page that a sequence holds in one layer.
-#[derive(Debug, Clone)]
-pub struct HeldPage {
-    /// The layer.
-    pub layer: u32,
-    /// Its pool.
-    pub pool: PoolId,
-    /// Its number in the pool.
-    pub page: u32,
-    /// Its geometry.
-    pub layout: PageLayout,
-    /// The slots of the sequence's tokens: sink tokens, then others.
-    pub live: [Range<u32>; 2],
-}
-
-impl HeldPage {
-    /// The page's words with everything that belongs to no live token read as zero.
-    pub fn live_words(&self, page: &[u32]) -> Vec<u32> {
-        let [first, second] = self.live.clone();
-        let mut words = self.layout.live_words(page, first.start, first.end);
-        if second.start < second.end {
-            let more = self.layout.live_words(page, second.start, second.end);
-            words.iter_mut().zip(more).for_each(|(word, more)| *word |= more);
-        }
-        words
-    }
-}
-
-/// What a planned step will change, until it is committed or taken back.
-#[derive(Debug, Default)]
-struct Pending {
-    serial: u64,
-    after: Vec<(SequenceId, Sequence)>,
-    taken: BTreeSet<(PoolId, u32)>,
-    released: Vec<(PoolId, u32)>,
-}
-
 /// The books of a cache.
 #[derive(Debug)]
 pub struct Book {
@@ -205,6 +38,8 @@ impl Book {
         let geometry = spec.geometry()?;
         let pages = spec.pages(&geometry)?;
         let mut pools = BTreeMap::new();
+        // What the cache grows by at a time, as a share of all that the budget buys.
+        let step = spec.growth as f64 / geometry.bytes(u64::from(pages)) as f64;
         for (c, class) in geometry.classes.iter().enumerate() {
             for (side, waiting) in [(K, false), (K, true), (V, false), (V, true)] {
                 // At most 2^28 packed pages, or 2^16 sequences of 24,578 in full precision.
@@ -218,21 +53,7 @@ impl Book {
                     side,
                     waiting,
                 };
-                let per_buffer = match limit {
-                    None => capacity,
-                    Some(limit) => per_buffer(&spec, &layout, capacity, limit)?,
-                };
-                pools.insert(
-                    id,
-                    Pool {
-                        layout,
-                        capacity,
-                        per_buffer,
-                        fresh: 0,
-                        free: BinaryHeap::new(),
-                        holders: Vec::new(),
-                    },
-                );
+                pools.insert(id, Pool::new(layout, capacity, limit, step)?);
             }
         }
         Ok(Book {
@@ -389,11 +210,7 @@ impl Book {
         for (class, boundaries) in self.geometry.classes.iter().zip(boundaries) {
             for (s, &boundary) in boundaries.iter().enumerate() {
                 let group = class.packed[s].side.layout.token_group();
-                let least = if class.waits[s] {
-                    packed_end(class, s, len)
-                } else {
-                    len
-                };
+                let least = class.boundary(s, 0, len);
                 if boundary < least || boundary > len || !boundary.is_multiple_of(group) {
                     return Err(Error::Restore {
                         reason: format!("{boundary} of {len} tokens are packed, which this cache never does"),
@@ -723,10 +540,7 @@ impl Book {
             for (class, sides) in sequence.sides.iter().enumerate() {
                 for (side, state) in sides.iter().enumerate() {
                     let spec = &self.geometry.classes[class];
-                    let boundary = match spec.waits[side] {
-                        true => packed_end(spec, side, len as u32).max(state.boundary),
-                        false => len as u32,
-                    };
+                    let boundary = spec.boundary(side, state.boundary, len as u32);
                     let pages = boundary.div_ceil(self.geometry.page_tokens) as usize;
                     let id = PoolId {
                         class,
@@ -809,343 +623,4 @@ impl Book {
             self.pools.values_mut().for_each(Pool::trim);
         }
     }
-}
-
-/// Pages of one buffer: what the limit allows, and no more than the cache grows by at a time.
-fn per_buffer(spec: &CacheSpec, layout: &PageLayout, capacity: u32, limit: u64) -> Result<u32> {
-    let allowed = buffer_pages(limit, layout);
-    if allowed == 0 {
-        return Err(Error::Limit {
-            what: format!("a page of `{}` (bytes of one binding)", layout.side),
-            needed: layout.bytes(),
-            allowed: limit,
-            advice: "use shorter pages".to_owned(),
-        });
-    }
-    // The share of this pool in a growth of the whole, in 128 bits: no product overflows.
-    let share = u128::from(capacity) * u128::from(spec.growth) / u128::from(spec.budget.max(1));
-    let step = share.clamp(1, u128::from(capacity)) as u64;
-    Ok(allowed.min(step) as u32)
-}
-
-/// The pages that a sequence holds.
-fn held(sequence: &Sequence) -> impl Iterator<Item = (PoolId, u32)> + '_ {
-    let classes = sequence.sides.iter().enumerate();
-    let sides = classes.flat_map(|(class, sides)| [K, V].map(|side| (class, side, &sides[side])));
-    sides.flat_map(|(class, side, state)| {
-        let id = move |waiting| PoolId { class, side, waiting };
-        let packed = state.packed.iter().map(move |&page| (id(false), page));
-        packed.chain(state.waiting.values().map(move |&page| (id(true), page)))
-    })
-}
-
-/// The boundary of a side that waits, by its length alone: the largest multiple of the group not above `len` - R.
-fn packed_end(class: &Class, side: usize, len: u32) -> u32 {
-    let group = class.packed[side].side.layout.token_group();
-    len.saturating_sub(class.spec.window[side]) / group * group
-}
-
-/// The boundary after a truncation to `len` tokens, where the side allows it.
-fn cut(class: &Class, side: usize, state: &SideState, len: u32) -> Option<u32> {
-    let group = class.packed[side].side.layout.token_group();
-    if !class.waits[side] {
-        Some(len)
-    } else if len >= state.boundary {
-        Some(state.boundary)
-    } else if len.is_multiple_of(group) || len <= class.sink_tokens[side] {
-        // What is left of a group of sink tokens is in full precision still.
-        Some(len / group * group)
-    } else {
-        None
-    }
-}
-
-/// Whether any token of a page in full precision is still read there: sink tokens, and those from the boundary on.
-fn is_waiting(place: u32, page_tokens: u32, sinks: u32, boundary: u32, len: u32) -> bool {
-    let (start, end) = (place * page_tokens, ((place + 1) * page_tokens).min(len));
-    start < sinks.min(len) || (start < end && end > boundary)
-}
-
-/// A part of a sequence's new tokens: the request, tokens of it before, tokens.
-type Chunk = (usize, u32, u32);
-
-/// The new tokens of a step in rounds of at most so many.
-fn rounds(requests: &[(SequenceId, u32)], most: u32) -> Vec<Vec<Chunk>> {
-    let mut rounds = vec![Vec::new()];
-    let mut room = most;
-    for (request, &(_, new)) in requests.iter().enumerate() {
-        let mut done = 0;
-        while done < new {
-            if room == 0 {
-                rounds.push(Vec::new());
-                room = most;
-            }
-            let count = room.min(new - done);
-            if let Some(round) = rounds.last_mut() {
-                round.push((request, done, count));
-            }
-            done += count;
-            room -= count;
-        }
-    }
-    rounds
-}
-
-/// Turns requests into writes.
-struct Planner<'a> {
-    geometry: &'a Geometry,
-    pools: &'a mut BTreeMap<PoolId, Pool>,
-    pending: Pending,
-    rounds: Vec<Vec<Chunk>>,
-}
-
-impl Planner<'_> {
-    fn take(&mut self, id: PoolId) -> u32 {
-        // A side takes pages only from pools that it has.
-        let Some(pool) = self.pools.get_mut(&id) else {
-            return u32::MAX;
-        };
-        let page = pool.take();
-        self.pending.taken.insert((id, page));
-        page
-    }
-
-    /// Gives every sequence that grows pages of its own where it would write to shared ones: the open ones, in which
-    /// its tokens end.
-    fn copy_shared(
-        &mut self,
-        class: usize,
-        requests: &[(SequenceId, u32)],
-        after: &mut [Sequence],
-        copies: &mut Vec<CopiedPage>,
-    ) {
-        let page_tokens = self.geometry.page_tokens;
-        for (sequence, _) in after
-            .iter_mut()
-            .zip(requests)
-            .filter(|(_, request)| request.1 > 0)
-        {
-            let len = sequence.len;
-            for side in [K, V] {
-                let (waits, sinks) = {
-                    let class = &self.geometry.classes[class];
-                    (class.waits[side], class.sink_tokens[side])
-                };
-                let state = &mut sequence.sides[class][side];
-                let open = |token: u32| (!token.is_multiple_of(page_tokens)).then_some(token / page_tokens);
-                let packed = open(state.boundary).and_then(|place| state.packed.get_mut(place as usize));
-                let writes = waits || len < sinks;
-                let waiting = open(len)
-                    .filter(|_| writes)
-                    .and_then(|place| state.waiting.get_mut(&place));
-                for (page, waiting) in [(packed, false), (waiting, true)] {
-                    let id = PoolId { class, side, waiting };
-                    let Some(page) = page else { continue };
-                    if self.pools[&id].holders[*page as usize] > 1 {
-                        let to = self.take(id);
-                        let pool = &self.pools[&id];
-                        copies.push(CopiedPage {
-                            side,
-                            waiting,
-                            from: (*page / pool.per_buffer, *page % pool.per_buffer),
-                            to: (to / pool.per_buffer, to % pool.per_buffer),
-                        });
-                        self.pending.released.push((id, *page));
-                        *page = to;
-                    }
-                }
-            }
-        }
-    }
-
-    /// The writes of one side, in rounds.
-    fn side(&mut self, class: usize, side: usize, after: &mut [Sequence]) -> Vec<SidePlan> {
-        let mut plans = Vec::new();
-        let mut first_rows = Vec::new();
-        let mut rows = 0;
-        for round in self.rounds.clone() {
-            let mut writes = SidePlan::default();
-            let mut emptied = Vec::new();
-            for (request, done, count) in round {
-                while first_rows.len() <= request {
-                    first_rows.push(rows);
-                }
-                let sequence = &mut after[request];
-                let old = sequence.len + done;
-                let chunk = NewTokens {
-                    old,
-                    len: old + count,
-                    first_row: first_rows[request] + done,
-                };
-                rows = first_rows[request] + done + count;
-                let state = &mut sequence.sides[class][side];
-                self.chunk(
-                    PoolId {
-                        class,
-                        side,
-                        waiting: false,
-                    },
-                    state,
-                    chunk,
-                    &mut writes,
-                );
-                self.empty(class, side, state, chunk.len, &mut emptied);
-            }
-            // A page taken and emptied within this step serves its next round: the waits of a round come before its packs.
-            for (id, page) in emptied {
-                if self.pending.taken.remove(&(id, page)) {
-                    if let Some(pool) = self.pools.get_mut(&id) {
-                        pool.release(page);
-                    }
-                } else {
-                    self.pending.released.push((id, page));
-                }
-            }
-            plans.push(writes);
-        }
-        plans
-    }
-
-    fn chunk(&mut self, id: PoolId, state: &mut SideState, new: NewTokens, writes: &mut SidePlan) {
-        let class = &self.geometry.classes[id.class];
-        let page_tokens = self.geometry.page_tokens;
-        let (waits, sinks) = (class.waits[id.side], class.sink_tokens[id.side]);
-        let group = class.packed[id.side].side.layout.token_group();
-        let row = |token: u32| new.first_row + (token - new.old);
-        let waiting_id = PoolId { waiting: true, ..id };
-        // Rows that stay in full precision, for a while or for good.
-        let full = if waits {
-            new.len
-        } else {
-            sinks.clamp(new.old, new.len)
-        };
-        for (place, first, last) in page_ranges(new.old, full, page_tokens) {
-            let page = match state.waiting.get(&place) {
-                Some(&page) => page,
-                None => {
-                    let page = self.take(waiting_id);
-                    state.waiting.insert(place, page);
-                    page
-                }
-            };
-            let (buffer, page) = self.locate(waiting_id, page);
-            let runs = writes.wait.entry([0, buffer]).or_default();
-            slot_runs(page, first, last, |slot| row(place * page_tokens + slot), runs);
-        }
-        let boundary = match waits {
-            true => packed_end(class, id.side, new.len).max(state.boundary),
-            false => new.len,
-        };
-        while state.packed.len() < boundary.div_ceil(page_tokens) as usize {
-            let page = self.take(id);
-            state.packed.push(page);
-        }
-        if !waits {
-            for (place, first, last) in page_ranges(full, new.len, page_tokens) {
-                let (buffer, page) = self.locate(id, state.packed[place as usize]);
-                let runs = writes.direct.entry([0, buffer]).or_default();
-                slot_runs(page, first, last, |slot| row(place * page_tokens + slot), runs);
-            }
-        } else if group == 1 {
-            for (place, first, last) in page_ranges(state.boundary.max(sinks), boundary, page_tokens) {
-                let (buffers, page, from) = self.pack(id, state, place);
-                slot_runs(
-                    page,
-                    first,
-                    last,
-                    |_| from,
-                    writes.pack.entry(buffers).or_default(),
-                );
-            }
-        } else {
-            for (place, first, last) in page_ranges(state.boundary, boundary, page_tokens) {
-                let (buffers, page, source) = self.pack(id, state, place);
-                let runs = (first..last).step_by(group as usize).map(|slot| SlotRun {
-                    page,
-                    slot,
-                    // Sink tokens stay out of the group.
-                    count: (place * page_tokens + slot + group)
-                        .saturating_sub(sinks)
-                        .min(group),
-                    source,
-                });
-                let groups = writes.pack.entry(buffers).or_default();
-                groups.extend(runs.filter(|run| run.count > 0));
-            }
-        }
-        state.boundary = boundary;
-    }
-
-    /// Where the tokens of a page are packed from and to: buffers, page, and the page in which they wait.
-    fn pack(&self, id: PoolId, state: &SideState, place: u32) -> ([u32; 2], u32, u32) {
-        let (to, page) = self.locate(id, state.packed[place as usize]);
-        let (from, source) = self.locate(PoolId { waiting: true, ..id }, state.waiting[&place]);
-        ([from, to], page, source)
-    }
-
-    fn locate(&self, id: PoolId, page: u32) -> (u32, u32) {
-        let per_buffer = self.pools.get(&id).map_or(1, |pool| pool.per_buffer);
-        (page / per_buffer, page % per_buffer)
-    }
-
-    /// Drops pages in full precision whose tokens are all packed.
-    fn empty(
-        &self,
-        class: usize,
-        side: usize,
-        state: &mut SideState,
-        len: u32,
-        emptied: &mut Vec<(PoolId, u32)>,
-    ) {
-        let (page_tokens, sinks) = (
-            self.geometry.page_tokens,
-            self.geometry.classes[class].sink_tokens[side],
-        );
-        let boundary = state.boundary;
-        let id = PoolId {
-            class,
-            side,
-            waiting: true,
-        };
-        state.waiting.retain(|&place, page| {
-            let kept = is_waiting(place, page_tokens, sinks, boundary, len);
-            if !kept {
-                emptied.push((id, *page));
-            }
-            kept
-        });
-    }
-}
-
-/// New tokens of a sequence: [old, len), the first in row `first_row`.
-#[derive(Debug, Clone, Copy)]
-struct NewTokens {
-    old: u32,
-    len: u32,
-    first_row: u32,
-}
-
-/// The pages that hold tokens [start, end): (place in the sequence, first slot, end of slots).
-pub(super) fn page_ranges(start: u32, end: u32, page_tokens: u32) -> impl Iterator<Item = (u32, u32, u32)> {
-    let places = if start < end {
-        start / page_tokens..end.div_ceil(page_tokens)
-    } else {
-        0..0
-    };
-    places.map(move |place| {
-        let begin = place * page_tokens;
-        (place, start.saturating_sub(begin), (end - begin).min(page_tokens))
-    })
-}
-
-/// How many pages of a sequence [`is_waiting`] tells of.
-pub(super) fn waiting_places(page_tokens: u32, sinks: u32, boundary: u32, len: u32) -> u64 {
-    let pages = len.div_ceil(page_tokens);
-    let sinks = sinks.min(len).div_ceil(page_tokens);
-    let waiting = if boundary < len {
-        boundary / page_tokens
-    } else {
-        pages
-    };
-    u64::from(sinks.min(waiting)) + u64::from(pages - waiting)
 }

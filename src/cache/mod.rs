@@ -93,12 +93,17 @@
 
 mod book;
 mod plan;
+mod planner;
+mod pool;
 mod saved;
+mod sequence;
 mod spec;
 mod step;
 
-pub use book::{Book, BytesInUse, HeldPage, PoolId, PoolState, SequenceId};
+pub use book::Book;
 pub use plan::{AttentionPlan, ClassPlan, CopiedPage, Runs, Segment, SegmentKind, SidePlan, StepPlan, Wave};
+pub use pool::{BytesInUse, PoolId, PoolState};
+pub use sequence::{HeldPage, SequenceId};
 pub use spec::{
     CacheSpec, Class, Costs, Geometry, K, LayerSpec, MAX_LAYERS, MAX_SEQUENCES, MAX_TOKENS, MAX_WAITING,
     TensorScales, V,
@@ -420,12 +425,14 @@ impl KvCache {
         if let Some(partials) = kept.as_ref().filter(|partials| partials.capacity >= needed) {
             return Ok(partials.clone());
         }
-        // With room to spare, so that decoding does not allocate at every step; at most 2^31.
-        let capacity = needed.next_power_of_two().max(64);
-        let o_bytes = u64::from(capacity) * u64::from(self.book.spec().v_head_dim) * 4;
+        // With room to spare, so that decoding does not allocate at every step, where the device can bind it; at most 2^31.
+        let o_bytes = |capacity: u32| u64::from(capacity) * u64::from(self.book.spec().v_head_dim) * 4;
+        let spare = needed.next_power_of_two().max(64);
+        let binds = o_bytes(spare) <= buffer_limit(&self.gpu.device().limits());
+        let capacity = if binds { spare } else { needed };
         let made = Partials {
             capacity,
-            o: self.gpu.zeros("attention partials", o_bytes)?,
+            o: self.gpu.zeros("attention partials", o_bytes(capacity))?,
             ml: self
                 .gpu
                 .zeros("attention partial sums", u64::from(capacity) * 8)?,

@@ -3,7 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use super::book::{SideState, page_ranges};
+use super::planner::page_ranges;
+use super::sequence::SideState;
 use super::spec::{CacheSpec, Class, K, V};
 use crate::error::{Error, Result};
 use crate::options::Reach;
@@ -11,6 +12,9 @@ use crate::work::{Merge, SlotRun, TableEntry, WorkItem};
 
 /// The most partials that are kept at a time, in bytes of their weighted sums.
 const WAVE_BYTES: u32 = 1 << 26;
+
+/// The most work items of the attention of one step: their list must fit a binding.
+const MAX_ITEMS: u64 = 1 << 22;
 
 /// The most partials of one tile of queries.
 const MAX_PARTIALS: u64 = 1 << 31;
@@ -175,7 +179,17 @@ impl StepPlan {
             let seen = pieces.iter().filter(|piece| reach.meets(own, piece.tokens));
             let stride = queries * self.q_heads;
             // Checked before any number of a partial is formed: each fits 32 bits then.
-            let needed = seen.clone().count() as u64 * u64::from(stride);
+            let pieces = seen.clone().count() as u64;
+            *items += pieces;
+            if *items > MAX_ITEMS {
+                return Err(Error::Limit {
+                    what: "the attention of one step (work items so far)".to_owned(),
+                    needed: *items,
+                    allowed: MAX_ITEMS,
+                    advice: "split the prompts into steps of fewer tokens".to_owned(),
+                });
+            }
+            let needed = pieces * u64::from(stride);
             if needed > MAX_PARTIALS {
                 return Err(Error::Limit {
                     what: "the attention partials of a few queries".to_owned(),

@@ -20,7 +20,8 @@
 //! text: its length in bytes as u32, then UTF-8
 //! ```
 
-use super::book::{Book, SequenceId};
+use super::book::Book;
+use super::sequence::{SequenceId, waiting_places};
 use super::spec::{CacheSpec, K, MAX_TOKENS, TensorScales, V};
 use crate::error::{Error, Result};
 use crate::scales::ScaleLayout;
@@ -201,8 +202,7 @@ fn words_of(book: &Book, len: u32, boundaries: &[[u32; 2]]) -> Option<u64> {
         for s in [K, V] {
             let packed = u64::from(boundaries[s].div_ceil(page_tokens)) * u64::from(class.packed[s].words);
             let waiting = class.waiting[s].map_or(0, |page| {
-                let pages =
-                    super::book::waiting_places(page_tokens, class.sink_tokens[s], boundaries[s], len);
+                let pages = waiting_places(page_tokens, class.sink_tokens[s], boundaries[s], len);
                 pages * u64::from(page.words)
             });
             words = words.checked_add((packed + waiting).checked_mul(class.layers.len() as u64)?)?;

@@ -1,7 +1,7 @@
 //! What a cache is asked to be, and what follows from it in integers: page geometries, how many pages the budget
 //! buys, what tokens and sequences cost. No GPU.
 
-use super::book::PoolId;
+use super::pool::PoolId;
 use crate::error::{Error, Result};
 use crate::pages::{PageLayout, heads_ratio};
 use crate::scales::{GIVEN_SCALE, ScaleLayout};
@@ -113,6 +113,16 @@ impl Class {
         match (waits, self.waiting[side]) {
             (true, Some(page)) => page,
             _ => self.packed[side],
+        }
+    }
+
+    /// Tokens below which a side is packed when a step commits at `len` tokens: the largest multiple of the group not
+    /// above `len` - R, and never less than `before`; all of them where none wait.
+    pub fn boundary(&self, side: usize, before: u32, len: u32) -> u32 {
+        let group = self.packed[side].side.layout.token_group();
+        match self.waits[side] {
+            true => before.max(len.saturating_sub(self.spec.window[side]) / group * group),
+            false => len,
         }
     }
 
@@ -448,8 +458,8 @@ impl CacheSpec {
         self.tensor_scales == TensorScales::FromRows && self.layers.iter().any(used)
     }
 
-    /// Tokens of one split: pages of one work item at most. A function of the shape alone, so that a sequence gives the
-    /// same bits in every batch.
+    /// Tokens of one split: pages of one work item at most. A function of the shape alone, so that a sequence whose pages
+    /// lie in one buffer gives the same bits in every batch; where they lie in several, splits end there too.
     pub fn split_tokens(&self) -> u32 {
         (512 / self.page_tokens).max(1) * self.page_tokens
     }

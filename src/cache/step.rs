@@ -151,19 +151,19 @@ impl Step<'_> {
         let sides = [k.into(), v.into()];
         self.check_rows(layer, sides)?;
         let mut appended = self.appended.lock().unwrap_or_else(PoisonError::into_inner);
-        if !appended.insert(layer) {
+        if appended.contains(&layer) {
             return Err(Error::Usage {
                 asked: format!("to append to layer {layer}"),
                 reason: "this step has done so already".to_owned(),
                 advice: "append to each layer once a step".to_owned(),
             });
         }
-        drop(appended);
         self.copy_pages(plan, encoder, layer)?;
         let mut pass = encoder.begin_compute_pass(&Default::default());
         for (s, rows) in sides.into_iter().enumerate() {
             self.append_side(plan, &mut pass, layer, s, rows)?;
         }
+        appended.insert(layer);
         Ok(())
     }
 
