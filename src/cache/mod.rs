@@ -496,12 +496,20 @@ impl KvCache {
             writes.push((buffer, u64::from(number) * page.layout.bytes(), words));
             rest = after;
         }
-        self.gpu.checked("restoring a sequence", || {
-            for (buffer, offset, words) in writes {
-                self.gpu
-                    .queue()
-                    .write_buffer(buffer, offset, bytemuck::cast_slice(words));
-            }
+        let during = "restoring a sequence";
+        let written = self.gpu.checked(during, || {
+            writes.into_iter().try_for_each(|(buffer, offset, words)| {
+                let bytes: &[u8] = bytemuck::cast_slice(words);
+                let size = wgpu::BufferSize::new(bytes.len() as u64)?;
+                let mut view = self.gpu.queue().write_buffer_with(buffer, offset, size)?;
+                view.slice(..).copy_from_slice(bytes);
+                Some(())
+            })
+        })?;
+        // A lost device says nothing, and gives no room for the words.
+        written.ok_or_else(|| Error::Device {
+            during: during.to_owned(),
+            message: "the device was lost".to_owned(),
         })
     }
 }
