@@ -7,6 +7,7 @@ mod common;
 mod device;
 mod drift;
 mod golden;
+mod serving;
 mod shaders;
 mod structure;
 mod validate;
