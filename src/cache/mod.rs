@@ -405,17 +405,23 @@ impl KvCache {
         }
     }
 
-    /// Makes the buffers of all pages that are in use now, or will be by the step at hand.
+    /// Makes the buffers of all pages that are in use now, or will be by the step at hand. All or nothing: where memory
+    /// runs out, what was made goes back.
     fn grow(&mut self) -> Result<()> {
+        let mut made = Vec::new();
         for pool in self.book.pools() {
             let PoolId { class, side, waiting } = pool.id;
             for &layer in &self.book.geometry().classes[class].layers {
-                let buffers = &mut self.layers[layer as usize][side][usize::from(waiting)];
-                while buffers.len() < pool.buffers as usize {
-                    let bytes = self.book.buffer_bytes(pool.id, buffers.len() as u32);
-                    buffers.push(self.gpu.zeros("pages", bytes)?);
+                let place = (layer as usize, side, usize::from(waiting));
+                let buffers = self.layers[place.0][place.1][place.2].len() as u32;
+                for number in buffers..pool.buffers {
+                    let bytes = self.book.buffer_bytes(pool.id, number);
+                    made.push((place, self.gpu.zeros("pages", bytes)?));
                 }
             }
+        }
+        for ((layer, side, waiting), buffer) in made {
+            self.layers[layer][side][waiting].push(buffer);
         }
         Ok(())
     }
@@ -600,12 +606,20 @@ impl KvCache {
             writes.push((buffer, u64::from(number) * page.layout.bytes(), words));
             rest = after;
         }
-        self.gpu.checked("restoring a sequence", || {
-            for (buffer, offset, words) in writes {
-                self.gpu
-                    .queue()
-                    .write_buffer(buffer, offset, bytemuck::cast_slice(words));
-            }
+        let during = "restoring a sequence";
+        let written = self.gpu.checked(during, || {
+            writes.into_iter().try_for_each(|(buffer, offset, words)| {
+                let bytes: &[u8] = bytemuck::cast_slice(words);
+                let size = wgpu::BufferSize::new(bytes.len() as u64)?;
+                let mut view = self.gpu.queue().write_buffer_with(buffer, offset, size)?;
+                view.slice(..).copy_from_slice(bytes);
+                Some(())
+            })
+        })?;
+        // A lost device says nothing, and gives no room for the words.
+        written.ok_or_else(|| Error::Device {
+            during: during.to_owned(),
+            message: "the device was lost".to_owned(),
         })
     }
 }

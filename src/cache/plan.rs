@@ -155,11 +155,12 @@ impl StepPlan {
     /// those in which no query sees a token.
     ///
     /// # Errors
-    /// [`Error::Limit`] for a context that takes more than 2^31 partials.
+    /// [`Error::Limit`] for a context that takes more than 2^31 partials, and for a step of more than 2^22 work items.
     pub fn attention(&self, class: usize, reach: Reach) -> Result<AttentionPlan> {
         let mut plan = AttentionPlan::default();
+        let mut items = 0;
         for (sequence, pieces) in &self.classes[class].attended {
-            self.tiles(*sequence, pieces, reach, &mut plan)?;
+            self.tiles(*sequence, pieces, reach, &mut items, &mut plan)?;
         }
         Ok(plan)
     }
@@ -169,6 +170,7 @@ impl StepPlan {
         sequence: Attended,
         pieces: &[Piece],
         reach: Reach,
+        items: &mut u64,
         plan: &mut AttentionPlan,
     ) -> Result<()> {
         let tile = if sequence.new > 1 { self.token_tile } else { 1 };

@@ -10,6 +10,7 @@ mod example;
 mod golden;
 mod lifecycle;
 mod rows;
+mod serving;
 mod shaders;
 mod structure;
 mod validate;

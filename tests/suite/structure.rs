@@ -412,24 +412,29 @@ fn the_search_for_panics_can_find_one() {
 // ---- field cases -------------------------------------------------------------------------------------------------
 
 /// Faults that other projects shipped, which this one tests itself against: numbers (NUM), scales (SCL), shapes, pages and
-/// batches (SHP), masks, soft cap and sinks (MSK), devices and shader languages (DEV), honest figures (BEN). Tests carry the id in their names: `fn num_01_...`.
+/// batches (SHP), masks, soft cap and sinks (MSK), long contexts (LNG), the life of sequences (STR), devices and shader
+/// languages (DEV), honest figures (BEN). Tests carry the id in their names: `fn num_01_...`.
 ///
 /// All ids of NUM and SCL apply. Three that could be thought to wait for later work:
 /// SCL-06 is about an *inverse* scale, which is never stored here: a constant per-channel group shows that.
 /// SCL-14 ranks formats under one outlier: the CPU reference and the command's figures show the ranking already.
 /// SCL-15 is about scales from outside: a cache takes per-tensor ones.
-const OWNED: [&str; 51] = [
+const OWNED: [&str; 66] = [
     // Rounding, saturation, decoding and packing of codes; sums in f32.
     "NUM-01", "NUM-02", "NUM-03", "NUM-05", "NUM-07", "NUM-09", "NUM-10", "NUM-12", "NUM-14", "NUM-15",
     "NUM-16", "NUM-18", "NUM-19",
     // Zero, constant and outlier groups; NaN and infinities; scales beyond their type.
     "SCL-01", "SCL-03", "SCL-04", "SCL-06", "SCL-08", "SCL-10", "SCL-11", "SCL-13", "SCL-14", "SCL-15",
     // Head dims and ratios up to the limits, page boundaries, empty rows, dead slots, ragged batches.
-    "SHP-03", "SHP-04", "SHP-06", "SHP-07", "SHP-09", "SHP-10", "SHP-11", "SHP-12", "SHP-14",
-    // Rows and tiles without a key, low scores, soft cap, sinks.
+    "SHP-01", "SHP-03", "SHP-04", "SHP-06", "SHP-07", "SHP-09", "SHP-10", "SHP-11", "SHP-12", "SHP-14",
+    "SHP-15", "SHP-17", // Rows and tiles without a key, low scores, soft cap, sinks.
     "MSK-01", "MSK-03", "MSK-04", "MSK-06", "MSK-08", "MSK-09",
     // Uniformity, compiler errors, limits, alignment, lost devices, out-of-range reads and conversions.
     "DEV-01", "DEV-02", "DEV-04", "DEV-06", "DEV-07", "DEV-09", "DEV-10", "DEV-12", "DEV-14", "DEV-15",
+    // Folded dispatches, buffers and addresses up to their limits, remainders of splits, memory that stays the same.
+    "LNG-01", "LNG-03", "LNG-05", "LNG-07", "LNG-08", "LNG-09",
+    // Open tokens, chunks, truncation, positions, pages used again.
+    "STR-01", "STR-03", "STR-05", "STR-06", "STR-08", "STR-09",
     // Scales counted in bits, buffers counted in bytes, comparators that NaN does not pass.
     "BEN-09", "BEN-11", "BEN-12",
 ];
