@@ -10,7 +10,10 @@ const ROWS: u32 = HEAD_TILE * TOKEN_TILE; // row r: query token r / HEAD_TILE, q
 const HEAD_TILES: u32 = (RATIO + HEAD_TILE - 1u) / HEAD_TILE;
 const K_QUADS: u32 = K_HEAD_DIM / 4u;
 const V_QUADS: u32 = V_HEAD_DIM / 4u;
-const LANES: u32 = WG_SIZE / V_QUADS; // invocations that share a channel quad of the output
+const K_CHUNKS: u32 = (K_QUADS + K_CHUNK_QUADS - 1u) / K_CHUNK_QUADS;
+const OUT: u32 = min(2u, V_CHUNK_QUADS); // channel quads of an invocation's output: two where a word holds both
+const OUT_UNITS: u32 = V_QUADS / OUT;
+const LANES: u32 = WG_SIZE / OUT_UNITS; // invocations that share a unit of the output
 const PAGE_QUADS: u32 = K_PAGE_TOKENS / 4u;
 const REDUCERS: u32 = 8u; // invocations that find one row's maximum
 const LOWEST: f32 = -3.4028234663852886e38;
@@ -18,7 +21,8 @@ const_assert HEAD_TILE > 0u;
 const_assert TOKEN_TILE > 0u;
 const_assert K_PAGE_TOKENS == V_PAGE_TOKENS;
 const_assert K_HEADS == V_HEADS;
-const_assert V_QUADS <= WG_SIZE;
+const_assert OUT_UNITS <= WG_SIZE;
+const_assert V_QUADS % OUT == 0u;
 const_assert WG_SIZE % REDUCERS == 0u;
 const_assert ROWS <= WG_SIZE;
 
@@ -120,12 +124,12 @@ fn attention_split(
         }
         workgroupBarrier();
 
-        var output: array<vec4<f32>, ROWS>; // of this invocation's channel quad and lane
-        for (var r = 0u; r < ROWS; r++) {
-            output[r] = vec4<f32>();
+        var output: array<vec4<f32>, ROWS * OUT>; // of this invocation's unit and lane
+        for (var i = 0u; i < ROWS * OUT; i++) {
+            output[i] = vec4<f32>();
         }
-        let out_quad = local % V_QUADS;
-        let lane = local / V_QUADS;
+        let unit = local % OUT_UNITS;
+        let lane = local / OUT_UNITS;
         let slot_quads = item.pages * PAGE_QUADS;
 
         for (var first = 0u; first < slot_quads; first += WG_SIZE) {
@@ -142,12 +146,16 @@ fn attention_split(
                 let slots = at % PAGE_QUADS;
                 live = live_slots(entry, 4u * slots);
                 if (any(live)) {
-                    for (var quad = 0u; quad < K_QUADS; quad++) {
-                        let k = k_quad(entry.x, kv_head, slots, quad);
-                        let block = k_block_scales(entry.x, kv_head, slots, quad);
-                        let channels = k_channel_scales(entry.x, kv_head, slots, quad);
-                        for (var r = 0u; r < ROWS; r++) {
-                            scores[r] += ((sh_q[r * K_QUADS + quad] * channels) * k) * block;
+                    for (var chunk = 0u; chunk < K_CHUNKS; chunk++) {
+                        let words = k_words(entry.x, kv_head, slots, chunk);
+                        // Blocks of 16 channels hold whole chunks.
+                        let block = k_block_scales(entry.x, kv_head, slots, chunk * K_CHUNK_QUADS);
+                        for (var quad = chunk * K_CHUNK_QUADS; quad < min((chunk + 1u) * K_CHUNK_QUADS, K_QUADS); quad++) {
+                            let k = k_codes(words, quad);
+                            let channels = k_channel_scales(entry.x, kv_head, slots, quad);
+                            for (var r = 0u; r < ROWS; r++) {
+                                scores[r] += ((sh_q[r * K_QUADS + quad] * channels) * k) * block;
+                            }
                         }
                     }
                     let k_scales = k_slot_scales(entry.x, kv_head, slots) * params.scale;
@@ -202,30 +210,41 @@ fn attention_split(
             }
             workgroupBarrier();
 
-            // Values: an invocation takes one channel quad and every LANES-th slot quad of the tile.
-            for (var r = 0u; r < ROWS; r++) {
-                output[r] *= sh_shrink[r];
+            // Values: an invocation takes one unit of channels and every LANES-th slot quad of a page, page by page, so that
+            // page table entries are loaded once.
+            for (var i = 0u; i < ROWS * OUT; i++) {
+                output[i] *= sh_shrink[i / OUT];
             }
             if (lane < LANES) {
-                let end = min(WG_SIZE, slot_quads - first);
-                for (var i = lane; i < end; i += LANES) {
-                    let entry = page_table[item.table + (first + i) / PAGE_QUADS];
-                    let slots = (first + i) % PAGE_QUADS;
-                    let used = live_slots(entry, 4u * slots);
-                    if (any(used)) {
-                        var v = v_quad(entry.y, kv_head, slots, out_quad);
-                        var block = v_block_scales(entry.y, kv_head, slots, out_quad);
-                        if (!all(used)) {
-                            // Dead slots never enter the arithmetic.
-                            v[0] = select(vec4<f32>(), v[0], used.x);
-                            v[1] = select(vec4<f32>(), v[1], used.y);
-                            v[2] = select(vec4<f32>(), v[2], used.z);
-                            v[3] = select(vec4<f32>(), v[3], used.w);
-                            block = select(vec4<f32>(), block, used);
-                        }
-                        let channels = v_channel_scales(entry.y, kv_head, slots, out_quad);
-                        for (var r = 0u; r < ROWS; r++) {
-                            output[r] += (v * (sh_tile[r * WG_SIZE + i] * block)) * channels;
+                let end = min(first + WG_SIZE, slot_quads);
+                for (var page = first / PAGE_QUADS; page * PAGE_QUADS < end; page++) {
+                    let entry = page_table[item.table + page];
+                    let begin = page * PAGE_QUADS;
+                    for (var at = max(first, begin) + lane; at < min(end, begin + PAGE_QUADS); at += LANES) {
+                        let slots = at - begin;
+                        let used = live_slots(entry, 4u * slots);
+                        if (any(used)) {
+                            let words = v_words(entry.y, kv_head, slots, unit * OUT / V_CHUNK_QUADS);
+                            var block = v_block_scales(entry.y, kv_head, slots, unit * OUT);
+                            if (!all(used)) {
+                                block = select(vec4<f32>(), block, used);
+                            }
+                            for (var o = 0u; o < OUT; o++) {
+                                let quad = unit * OUT + o;
+                                var v = v_codes(words, quad);
+                                if (!all(used)) {
+                                    // Dead slots never enter the arithmetic.
+                                    v[0] = select(vec4<f32>(), v[0], used.x);
+                                    v[1] = select(vec4<f32>(), v[1], used.y);
+                                    v[2] = select(vec4<f32>(), v[2], used.z);
+                                    v[3] = select(vec4<f32>(), v[3], used.w);
+                                }
+                                let channels = v_channel_scales(entry.y, kv_head, slots, quad);
+                                for (var r = 0u; r < ROWS; r++) {
+                                    let p = sh_tile[r * WG_SIZE + at - first];
+                                    output[r * OUT + o] += (v * (p * block)) * channels;
+                                }
+                            }
                         }
                     }
                 }
@@ -241,23 +260,27 @@ fn attention_split(
             }
             sh_reduced[i] = l;
         }
-        for (var r = 0u; r < ROWS; r++) {
-            sh_tile[r * WG_SIZE + local] = output[r];
-        }
-        workgroupBarrier();
-        for (var i = local; i < ROWS * V_QUADS; i += WG_SIZE) {
-            let r = i / V_QUADS;
-            let token = r / HEAD_TILE;
-            let head = head_tile + r % HEAD_TILE;
-            if (token < item.queries && head < RATIO) {
-                let partial = item.partial + token * params.q_heads + kv_head * RATIO + head;
-                let begin = r * WG_SIZE + i % V_QUADS;
-                var o = vec4<f32>();
-                for (var j = begin; j < r * WG_SIZE + LANES * V_QUADS; j += V_QUADS) {
-                    o += sh_tile[j];
-                }
-                partial_o[partial * V_QUADS + i % V_QUADS] = o;
+        for (var o = 0u; o < OUT; o++) {
+            for (var r = 0u; r < ROWS; r++) {
+                sh_tile[r * WG_SIZE + local] = output[r * OUT + o];
             }
+            workgroupBarrier();
+            for (var i = local; i < ROWS * OUT_UNITS; i += WG_SIZE) {
+                let r = i / OUT_UNITS;
+                let quad = i % OUT_UNITS * OUT + o;
+                let token = r / HEAD_TILE;
+                let head = head_tile + r % HEAD_TILE;
+                if (token < item.queries && head < RATIO) {
+                    let partial = item.partial + token * params.q_heads + kv_head * RATIO + head;
+                    let begin = r * WG_SIZE + i % OUT_UNITS;
+                    var sum = vec4<f32>();
+                    for (var j = begin; j < r * WG_SIZE + LANES * OUT_UNITS; j += OUT_UNITS) {
+                        sum += sh_tile[j];
+                    }
+                    partial_o[partial * V_QUADS + quad] = sum;
+                }
+            }
+            workgroupBarrier();
         }
         if (local < ROWS) {
             let token = local / HEAD_TILE;

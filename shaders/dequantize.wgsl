@@ -28,7 +28,7 @@ fn dequantize(
     let head = index % units / quads;
     let quad = index % quads;
     let slots = run.y / 4u;
-    let codes = side_quad(run.x, head, slots, quad);
+    let codes = side_codes(side_words(run.x, head, slots, quad / SIDE_CHUNK_QUADS), quad);
     let slot_scales = side_slot_scales(run.x, head, slots) * side_block_scales(run.x, head, slots, quad);
     let channel_scales = side_channel_scales(run.x, head, slots, quad);
     let first = run.y % 4u;

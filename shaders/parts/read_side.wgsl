@@ -1,25 +1,31 @@
 // Reading one side's pages, bound as vec4<u32>: one load brings four neighbouring slots of a word.
 
-// Codes of slots 4 slots .. 4 slots + 3 and channels 4 quad .. 4 quad + 3 of a head, unscaled: a column a slot.
-fn side_quad(page: u32, head: u32, slots: u32, quad: u32) -> mat4x4<f32> {
-    let word = head * SIDE_HEAD_WORDS + quad * SIDE_BITS / 8u;
+const SIDE_CHUNK_QUADS: u32 = max(1u, 8u / SIDE_BITS); // channel quads of a word; one where a quad takes several words
+const SIDE_CHUNK_WORDS: u32 = max(1u, SIDE_BITS / 8u);
+
+// The words of slots 4 slots .. 4 slots + 3 that hold the chunk beginning with channel quad `chunk` * SIDE_CHUNK_QUADS of
+// a head: a vec4 a word.
+fn side_words(page: u32, head: u32, slots: u32, chunk: u32) -> array<vec4<u32>, 4> {
+    let word = head * SIDE_HEAD_WORDS + chunk * SIDE_CHUNK_WORDS;
     let at = page * (SIDE_PAGE_WORDS / 4u) + word * (SIDE_PAGE_TOKENS / 4u) + slots;
-    let a = side_pages[at];
-    var b = vec4<u32>();
-    var c = vec4<u32>();
-    var d = vec4<u32>();
+    var words = array<vec4<u32>, 4>(side_pages[at], vec4<u32>(), vec4<u32>(), vec4<u32>());
     if (SIDE_BITS >= 16u) {
-        b = side_pages[at + SIDE_PAGE_TOKENS / 4u];
+        words[1] = side_pages[at + SIDE_PAGE_TOKENS / 4u];
     }
     if (SIDE_BITS >= 32u) {
-        c = side_pages[at + 2u * (SIDE_PAGE_TOKENS / 4u)];
-        d = side_pages[at + 3u * (SIDE_PAGE_TOKENS / 4u)];
+        words[2] = side_pages[at + 2u * (SIDE_PAGE_TOKENS / 4u)];
+        words[3] = side_pages[at + 3u * (SIDE_PAGE_TOKENS / 4u)];
     }
+    return words;
+}
+
+// Codes of channels 4 quad .. 4 quad + 3 in those words, unscaled: a column a slot.
+fn side_codes(words: array<vec4<u32>, 4>, quad: u32) -> mat4x4<f32> {
     return mat4x4<f32>(
-        side_decode4(vec4<u32>(a.x, b.x, c.x, d.x), quad),
-        side_decode4(vec4<u32>(a.y, b.y, c.y, d.y), quad),
-        side_decode4(vec4<u32>(a.z, b.z, c.z, d.z), quad),
-        side_decode4(vec4<u32>(a.w, b.w, c.w, d.w), quad),
+        side_decode4(vec4<u32>(words[0].x, words[1].x, words[2].x, words[3].x), quad),
+        side_decode4(vec4<u32>(words[0].y, words[1].y, words[2].y, words[3].y), quad),
+        side_decode4(vec4<u32>(words[0].z, words[1].z, words[2].z, words[3].z), quad),
+        side_decode4(vec4<u32>(words[0].w, words[1].w, words[2].w, words[3].w), quad),
     );
 }
 
