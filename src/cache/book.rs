@@ -447,7 +447,8 @@ impl Book {
         let tokens = |pool: PoolState| match pool.id.waiting {
             false => u64::from(pool.free) * u64::from(self.geometry.page_tokens),
             true if pool.free >= self.geometry.waiting_pages(pool.id) => u64::from(MAX_TOKENS),
-            true => 0,
+            // Each place of a sequence has one page in full precision at most: a short one needs fewer.
+            true => u64::from(pool.free) * u64::from(self.geometry.page_tokens),
         };
         self.pools()
             .map(tokens)
