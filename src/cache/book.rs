@@ -618,6 +618,13 @@ impl Book {
         }
     }
 
+    /// Frees a sequence whose pages could not be made or written: they are as if it had not been.
+    pub(super) fn forget(&mut self, id: SequenceId) -> Result<()> {
+        self.free(id)?;
+        self.pools.values_mut().for_each(Pool::trim);
+        Ok(())
+    }
+
     fn take_back(&mut self) {
         if let Some(pending) = self.pending.take() {
             self.release(pending.taken);
