@@ -447,7 +447,8 @@ impl Book {
         let tokens = |pool: PoolState| match pool.id.waiting {
             false => u64::from(pool.free) * u64::from(self.geometry.page_tokens),
             true if pool.free >= self.geometry.waiting_pages(pool.id) => u64::from(MAX_TOKENS),
-            true => 0,
+            // Each place of a sequence has one page in full precision at most: a short one needs fewer.
+            true => u64::from(pool.free) * u64::from(self.geometry.page_tokens),
         };
         self.pools()
             .map(tokens)
@@ -615,6 +616,13 @@ impl Book {
         if self.pending.as_ref().is_some_and(waits) {
             self.take_back();
         }
+    }
+
+    /// Frees a sequence whose pages could not be made or written: they are as if it had not been.
+    pub(super) fn forget(&mut self, id: SequenceId) -> Result<()> {
+        self.free(id)?;
+        self.pools.values_mut().for_each(Pool::trim);
+        Ok(())
     }
 
     fn take_back(&mut self) {

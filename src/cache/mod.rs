@@ -591,7 +591,7 @@ impl KvCache {
         let (id, words) = self.book.restore(bytes)?;
         let written = self.grow().and_then(|()| self.write(id, &words));
         if let Err(e) = written {
-            self.book.free(id)?;
+            self.book.forget(id)?;
             return Err(e);
         }
         Ok(id)

@@ -139,7 +139,8 @@ impl Step<'_> {
     ///
     /// # Errors
     /// [`Error::Shape`] for a layer that does not exist; [`Error::Usage`] for one that this step has appended to already;
-    /// those of [`Rows::check`]; [`Error::Limit`]; [`Error::Shader`] where the driver refuses a kernel.
+    /// those of [`Rows::check`]; [`Error::Limit`]; [`Error::Shader`] where the driver refuses a kernel; [`Error::Device`]
+    /// where the device does, as for a buffer that was destroyed: then the encoder cannot be finished.
     pub fn append<'b>(
         &self,
         encoder: &mut wgpu::CommandEncoder,
@@ -158,11 +159,12 @@ impl Step<'_> {
                 advice: "append to each layer once a step".to_owned(),
             });
         }
-        self.copy_pages(plan, encoder, layer)?;
-        let mut pass = encoder.begin_compute_pass(&Default::default());
-        for (s, rows) in sides.into_iter().enumerate() {
-            self.append_side(plan, &mut pass, layer, s, rows)?;
-        }
+        self.cache.gpu.checked("an append", || {
+            self.copy_pages(plan, encoder, layer)?;
+            let mut pass = encoder.begin_compute_pass(&Default::default());
+            let mut sides = sides.into_iter().enumerate();
+            sides.try_for_each(|(s, rows)| self.append_side(plan, &mut pass, layer, s, rows))
+        })??;
         appended.insert(layer);
         Ok(())
     }
@@ -273,7 +275,8 @@ impl Step<'_> {
     /// [`KvCache::calibrated`].
     ///
     /// # Errors
-    /// [`Error::Shape`] for a layer that does not exist; those of [`Rows::check`]; [`Error::Limit`]; [`Error::Shader`].
+    /// [`Error::Shape`] for a layer that does not exist; those of [`Rows::check`]; [`Error::Limit`]; [`Error::Shader`];
+    /// [`Error::Device`] as [`Step::append`].
     pub fn calibrate<'b>(
         &self,
         encoder: &mut wgpu::CommandEncoder,
@@ -284,9 +287,11 @@ impl Step<'_> {
         let Some(plan) = &self.plan else { return Ok(()) };
         let (k, v) = (k.into(), v.into());
         self.check_rows(layer, [k, v])?;
-        let mut pass = encoder.begin_compute_pass(&Default::default());
-        self.largest_of(plan, &mut pass, layer, (K, k), &self.cache.observed)?;
-        self.largest_of(plan, &mut pass, layer, (V, v), &self.cache.observed)
+        self.cache.gpu.checked("a calibration", || {
+            let mut pass = encoder.begin_compute_pass(&Default::default());
+            self.largest_of(plan, &mut pass, layer, (K, k), &self.cache.observed)?;
+            self.largest_of(plan, &mut pass, layer, (V, v), &self.cache.observed)
+        })?
     }
 
     /// Records attention of a layer: queries, a buffer of f32 or [`Rows`] whose offset and strides are multiples of 4
@@ -296,7 +301,7 @@ impl Step<'_> {
     /// # Errors
     /// Those of [`AttentionOptions::check`], [`Rows::check`] and [`Outputs::check`]; [`Error::Shape`] for a layer that does
     /// not exist; [`Error::Usage`] before the layer's append, for queries at other offsets, and for outputs over the
-    /// queries; [`Error::Limit`]; [`Error::Shader`] where the driver refuses a kernel.
+    /// queries; [`Error::Limit`]; [`Error::Shader`] where the driver refuses a kernel; [`Error::Device`] as [`Step::append`].
     pub fn attend<'b>(
         &self,
         encoder: &mut wgpu::CommandEncoder,
@@ -340,36 +345,38 @@ impl Step<'_> {
         drop(appended);
         let lists = self.attention_lists(plan, class, options.reach())?;
         let partials = &lists.partials;
-        let mut pass = encoder.begin_compute_pass(&Default::default());
-        for wave in &lists.waves {
-            for (Segment { kind, buffers }, items, count) in &wave.items {
-                let buffers = attention_split::Buffers {
-                    items,
-                    page_table: &self.lists.0[class].table,
-                    q: q.buffer,
-                    q_rows: q.row_strides(spec.q_heads, spec.k_head_dim),
-                    k_pages: cache.buffer(layer, K, kind.k_waits, buffers[K])?,
-                    v_pages: cache.buffer(layer, V, kind.v_waits, buffers[V])?,
-                    tensor_scales: &cache.tensor_scales,
-                    partial_o: &partials.o,
-                    partial_ml: &partials.ml,
-                };
-                let tensor = [layer * 2, layer * 2 + 1];
-                cache
-                    .attention(class, *kind, q.float)?
-                    .encode(&cache.gpu, &mut pass, &buffers, *count, options, tensor)?;
+        cache.gpu.checked("an attention", || {
+            let mut pass = encoder.begin_compute_pass(&Default::default());
+            for wave in &lists.waves {
+                for (Segment { kind, buffers }, items, count) in &wave.items {
+                    let buffers = attention_split::Buffers {
+                        items,
+                        page_table: &self.lists.0[class].table,
+                        q: q.buffer,
+                        q_rows: q.row_strides(spec.q_heads, spec.k_head_dim),
+                        k_pages: cache.buffer(layer, K, kind.k_waits, buffers[K])?,
+                        v_pages: cache.buffer(layer, V, kind.v_waits, buffers[V])?,
+                        tensor_scales: &cache.tensor_scales,
+                        partial_o: &partials.o,
+                        partial_ml: &partials.ml,
+                    };
+                    let tensor = [layer * 2, layer * 2 + 1];
+                    cache
+                        .attention(class, *kind, q.float)?
+                        .encode(&cache.gpu, &mut pass, &buffers, *count, options, tensor)?;
+                }
+                let merge = [&wave.merges, &partials.o, &partials.ml, output.buffer];
+                cache.merge(output.float)?.encode(
+                    &cache.gpu,
+                    &mut pass,
+                    merge,
+                    output.lse,
+                    options.sinks,
+                    wave.tokens,
+                )?;
             }
-            let merge = [&wave.merges, &partials.o, &partials.ml, output.buffer];
-            cache.merge(output.float)?.encode(
-                &cache.gpu,
-                &mut pass,
-                merge,
-                output.lse,
-                options.sinks,
-                wave.tokens,
-            )?;
-        }
-        Ok(())
+            Ok(())
+        })?
     }
 
     fn attention_lists(&self, plan: &StepPlan, class: usize, reach: Reach) -> Result<Arc<AttentionLists>> {

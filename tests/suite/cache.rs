@@ -484,6 +484,27 @@ fn a_full_cache_says_what_is_missing_and_changes_nothing() {
 }
 
 #[test]
+fn a_small_cache_has_room_for_what_fits_it() {
+    // Fewer pages than long steps go through, and than a window asks for before and after a step.
+    for (window, pages) in [(0, 4), (0, 11), (4096, 100)] {
+        let mut spec = CacheSpec::new(1, 2, 2, 16, "int4c/int4".parse().unwrap(), 0);
+        spec.sequences = 1;
+        spec.layers[0].window = [window; 2];
+        let mut book = Book::new(spec.with_pages(pages).unwrap(), None).unwrap();
+        let room = book.room();
+        assert_eq!(room, u64::from(pages) * 64);
+        // At once, and token by token.
+        let id = book.open();
+        let plan = book.plan(&[(id, room as u32)], 1).unwrap();
+        book.abandon(plan);
+        for _ in 0..room {
+            let plan = book.plan(&[(id, 1)], 1).unwrap();
+            book.commit(plan).unwrap();
+        }
+    }
+}
+
+#[test]
 fn sequences_that_do_not_exist_or_come_twice_are_refused() {
     let mut cache = ReferenceCache::new(spec("int8".parse().unwrap(), [0; 2], 4)).unwrap();
     let (a, b) = (Cache::open(&mut cache), Cache::open(&mut cache));

@@ -115,6 +115,23 @@ fn errors_do_not_reach_the_callers_handler() {
         })
     });
     assert!(matches!(caught, Err(Error::Device { .. })));
+    // Nor do those of a step: a buffer that its owner has destroyed.
+    let mut cache = KvCache::new(&gpu, spec("f16", 1)).unwrap();
+    let id = cache.open();
+    let [good, output, dead] =
+        ["rows", "output", "dead"].map(|what| gpu.zeros(what, 2 * 8 * 128 * 4).unwrap());
+    dead.destroy();
+    let step = cache.step(&[(id, 2)]).unwrap();
+    let refused =
+        |result: kvpack::Result<()>| assert!(matches!(result, Err(Error::Device { .. })), "{result:?}");
+    let encoder = || gpu.device().create_command_encoder(&Default::default());
+    refused(step.append(&mut encoder(), 0, &good, &dead));
+    refused(step.calibrate(&mut encoder(), 0, &dead, &good));
+    let mut kept = encoder();
+    step.append(&mut kept, 0, &good, &good).unwrap();
+    refused(step.attend(&mut encoder(), 0, &dead, &output, &AttentionOptions::default()));
+    step.commit().unwrap();
+    gpu.queue().submit([kept.finish()]);
     assert!(!heard.load(std::sync::atomic::Ordering::SeqCst));
 }
 

@@ -1381,6 +1381,26 @@ fn in_a_process_with_little_room() {
         [&rows[3 * 1024..], &rows[3 * 1024..], &[]],
     )
     .unwrap();
+    // A sequence that finds no room when it is restored leaves nothing behind: a step that needs no page goes on.
+    let saved = gpu.block_on(cache.save(id).unwrap()).unwrap();
+    let per_buffer = cache.book().pools().next().unwrap().per_buffer;
+    let other = cache.open();
+    let step_of_all = cache.step(&[(other, (per_buffer - 1) * 64)]).unwrap();
+    let row = gpu.upload("row", &rows[..1024]).unwrap();
+    let same = kvpack::kernels::Rows::from(&row).strides(0, 128);
+    gpu.submit("append", |encoder| step_of_all.append(encoder, 0, same, same))
+        .unwrap();
+    step_of_all.commit().unwrap();
+    let mut ballast = Vec::new();
+    while let Ok(buffer) = gpu.zeros("ballast", 1 << 25) {
+        ballast.push(buffer);
+    }
+    ballast.pop();
+    let error = cache.restore(&saved).unwrap_err();
+    assert!(matches!(error, Error::Device { .. }), "{error}");
+    assert!(cache.book().pools().all(|pool| pool.made == per_buffer));
+    drop(cache.step(&[(id, 1)]).unwrap());
+    drop(ballast);
     let words = gpu.block_on(cache.live_words(id, 0, V).unwrap()).unwrap();
     let page = cache.book().geometry().classes[0].packed[V];
     for (i, &x) in (0..).zip(&rows) {
