@@ -81,6 +81,8 @@
 //!   that its tokens end in) first; full pages are never written again.
 //! - Pages that a step, a truncation or a free gives back serve later steps. So steps are submitted in the order in
 //!   which they were recorded, and before [`KvCache::restore`], which writes at once.
+//! - A sliding window ([`AttentionOptions::window`](crate::options::AttentionOptions::window)) spares work, not memory: its
+//!   layers keep every token.
 //! - [`SequenceId`]s are never used again; one that was freed, or is of another cache, is an error.
 //!
 //! # Memory
@@ -196,7 +198,11 @@ struct Partials {
 /// A paged KV cache on a GPU.
 ///
 /// Commands are recorded into the caller's encoders and submitted by the caller, in the order in which they were
-/// recorded: a page that one step frees is used by later ones.
+/// recorded: a page that one step frees is used by later ones. Several steps may go into one encoder.
+///
+/// Kernels are compiled when a step first needs them, on the thread that records it: run a prefill and a decode step in each
+/// type of rows, queries and outputs before the first request that must be quick. Futures ask the device each time they are
+/// polled; [`Gpu::block_on`] waits without spinning.
 #[derive(Debug)]
 pub struct KvCache {
     gpu: Gpu,
@@ -390,7 +396,9 @@ impl KvCache {
         partials + self.scratch.get().map_or(0, wgpu::Buffer::size)
     }
 
-    /// Plans a step of new tokens for some sequences, for all layers alike. All or nothing.
+    /// Plans a step for all layers alike: a number of new tokens for each of some sequences, each named once. Rows of k, v
+    /// and q then hold all new tokens, those of the first request first. All or nothing. A step without any tokens is
+    /// allowed and needs no appends.
     ///
     /// # Errors
     /// As [`Book::plan`]; [`Error::Limit`] and [`Error::Device`] where buffers cannot be made.
@@ -487,6 +495,9 @@ impl KvCache {
     /// Per-tensor scales of FP8 by the largest magnitudes of [`Step::calibrate`] so far, `[layer][K, V]`; the magnitudes
     /// start again from 0. A future that does not block.
     ///
+    /// Any cache with the same layers and heads can calibrate, one of f16 for instance: give the scales to the spec of
+    /// another as [`TensorScales::Given`]. A side that met no rows, or only zeros, has a scale of 0, which no spec takes.
+    ///
     /// # Errors
     /// [`Error::Device`].
     pub fn calibrated(&self) -> Result<impl Future<Output = Result<Vec<[f32; 2]>>> + use<>> {
@@ -571,7 +582,8 @@ impl KvCache {
     }
 
     /// A sequence as bytes, with a version and a checksum, as of all that was submitted before this call: a future that
-    /// does not block. `restore` takes the bytes, in this cache or another of the same spec.
+    /// does not block. `restore` takes the bytes, in this cache or another with the same layers, KV heads, head dimensions,
+    /// page length and per-tensor scales; query heads, sequences, budget and growth may differ. They do not name the model.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`]; [`Error::Usage`] where per-tensor scales come from rows; [`Error::Device`].
