@@ -92,6 +92,28 @@
 //! and what long steps pass through). Pools are made in buffers when they are first needed, no larger than the device
 //! binds, by [`CacheSpec::growth`] at a time. [`Book::pools`], [`Book::bytes_in_use`] and [`Book::room`] say what is
 //! used and what fits; [`Geometry::costs`] what tokens and sequences take.
+//!
+//! # Saved sequences
+//!
+//! Bytes of [`KvCache::save`]. All numbers are little-endian:
+//!
+//! ```text
+//! "kvpackSQ"                                     8 bytes
+//! version                                        u32, 1
+//! kv_heads, k_head_dim, v_head_dim, page_tokens  u32 each
+//! the side in which tokens wait                  text
+//! layers                                         u32
+//! for each layer: K side, V side                 text each
+//!                 windows of K and V             u32 each
+//!                 sink tokens of K and V         u32 each
+//!                 per-tensor scales of K and V   f32 each; 0 where the side has none
+//!                 boundaries of K and V          u32 each
+//! tokens                                         u32
+//! pages, by layer, K before V, packed before full precision, in token order; dead slots and padding are 0
+//! CRC-32 (IEEE) of all that                      u32
+//!
+//! text: its length in bytes as u32, then UTF-8
+//! ```
 
 mod book;
 mod plan;

@@ -1,24 +1,5 @@
-//! A sequence as bytes: what [`crate::cache::KvCache::save`] gives and [`crate::cache::KvCache::restore`] takes.
-//!
-//! All numbers are little-endian:
-//!
-//! ```text
-//! "kvpackSQ"                                     8 bytes
-//! version                                        u32, 1
-//! kv_heads, k_head_dim, v_head_dim, page_tokens  u32 each
-//! the side in which tokens wait                  text
-//! layers                                         u32
-//! for each layer: K side, V side                 text each
-//!                 windows of K and V             u32 each
-//!                 sink tokens of K and V         u32 each
-//!                 per-tensor scales of K and V   f32 each; 0 where the side has none
-//!                 boundaries of K and V          u32 each
-//! tokens                                         u32
-//! pages, by layer, K before V, packed before full precision, in token order; dead slots and padding are 0
-//! CRC-32 (IEEE) of all that                      u32
-//!
-//! text: its length in bytes as u32, then UTF-8
-//! ```
+//! A sequence as bytes: what [`crate::cache::KvCache::save`] gives and [`crate::cache::KvCache::restore`] takes. The
+//! documentation of [`crate::cache`] has their layout.
 
 use super::book::Book;
 use super::sequence::{SequenceId, waiting_places};
