@@ -270,7 +270,7 @@ pub fn heads_ratio(q_heads: u32, kv_heads: u32) -> Result<u32> {
         return Err(Error::Shape {
             what: "q_heads",
             value: u64::from(q_heads),
-            limit: format!("query heads are 1 to 16 times the {kv_heads} KV heads"),
+            limit: format!("query heads are a whole multiple, 1 to 16, of the {kv_heads} KV heads"),
             advice: "check the model's configuration".to_owned(),
         });
     }
