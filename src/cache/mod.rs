@@ -222,8 +222,9 @@ struct Partials {
 /// Commands are recorded into the caller's encoders and submitted by the caller, in the order in which they were
 /// recorded: a page that one step frees is used by later ones. Several steps may go into one encoder.
 ///
-/// Kernels are compiled when a step first needs them, on the thread that records it: run a prefill and a decode step in each
-/// type of rows, queries and outputs before the first request that must be quick. Futures ask the device each time they are
+/// Kernels are compiled when a step first needs them, on the thread that records it: run a prefill and a decode step, of a
+/// sequence long enough to have packed and waiting tokens, in each type of rows, queries and outputs before the first
+/// request that must be quick. Futures ask the device each time they are
 /// polled; [`Gpu::block_on`] waits without spinning.
 #[derive(Debug)]
 pub struct KvCache {
@@ -248,7 +249,8 @@ pub struct KvCache {
     scratch: OnceLock<wgpu::Buffer>,
 }
 
-/// What a device must offer for a cache, for `wgpu::DeviceDescriptor`.
+/// What a device must offer for a cache, for `wgpu::DeviceDescriptor`. An engine with needs of its own joins them:
+/// `features | own`, `limits.or_better_values_from(&own)`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Requirements {
     /// Features.
