@@ -1,4 +1,4 @@
-//! What an engine does with the cache, on a device that it owns: two sequences, prefill and decode in one submission, a
+//! What an engine does with the cache, on a device that it owns: three sequences, prefill and decode in one submission, a
 //! fork, a truncation, a look at the status and the memory, and a sequence saved and restored.
 //!
 //! ```text

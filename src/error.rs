@@ -40,11 +40,11 @@ pub enum Error {
         value: f64,
     },
     /// The cache or one of its pools is full; nothing was changed.
-    #[error("the cache is full: {missing} more {what} pages are needed and {free} are free; {advice}")]
+    #[error("the cache is full: {what}: {} pages are needed and {free} are free; {advice}", missing + free)]
     CacheFull {
         /// Which pool.
         what: String,
-        /// Pages that would have been needed beyond the free ones.
+        /// Pages, in each of the pool's layers, that would have been needed beyond the free ones.
         missing: u64,
         /// Pages that are free.
         free: u64,
@@ -72,8 +72,10 @@ pub enum Error {
         /// What is wrong with them.
         reason: String,
     },
-    /// A sequence id that was never opened or has been freed.
-    #[error("sequence {0} is not open in this cache (freed, or never opened); open one first")]
+    /// A sequence id that was never opened, has been freed or is of another cache.
+    #[error(
+        "sequence {0} is not open in this cache (freed, never opened, or of another cache); open one first"
+    )]
     UnknownSequence(u64),
     /// A request that contradicts the state or the settings.
     #[error("{asked}: {reason}; {advice}")]

@@ -349,7 +349,10 @@ impl Gpu {
         Ok(Gpu::new(device, queue, summary))
     }
 
-    /// Uses a device and queue that the caller owns.
+    /// Uses a device and queue that the caller owns, made with what [`CacheSpec::requirements`] asks for where a cache is to
+    /// live on it. Both are handles: clone what you go on using. Buffers of another device are errors of wgpu at submission.
+    ///
+    /// [`CacheSpec::requirements`]: crate::cache::CacheSpec::requirements
     pub fn from_device(device: wgpu::Device, queue: wgpu::Queue) -> Gpu {
         let summary = summarise(0, 1, &device.adapter_info(), &device.limits(), device.features());
         Gpu::new(device, queue, summary)

@@ -71,4 +71,5 @@ pub mod validate;
 pub mod work;
 
 pub use error::{Error, Result};
+/// The wgpu whose devices, buffers and encoders this crate takes: use it, or the same version.
 pub use wgpu;

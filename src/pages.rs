@@ -48,7 +48,7 @@ impl PageLayout {
     ///
     /// # Errors
     /// [`Error::Shape`] names the value, the rule and what to do: `head_dim` a multiple of 8 up to [`MAX_HEAD_DIM`],
-    /// `tokens` a multiple of 8 and of the side's group, heads x head_dim a multiple of 16 for block scales.
+    /// `tokens` a multiple of 8 and of the side's group, up to 4096, heads x head_dim a multiple of 16 for block scales.
     /// [`Error::Usage`] for f32 or f16 with a scale, or another element without one.
     pub fn new(side: Side, heads: u32, head_dim: u32, tokens: u32) -> Result<PageLayout> {
         let refuse = |what, value: u32, limit: String, advice: &str| {
@@ -270,7 +270,7 @@ pub fn heads_ratio(q_heads: u32, kv_heads: u32) -> Result<u32> {
         return Err(Error::Shape {
             what: "q_heads",
             value: u64::from(q_heads),
-            limit: format!("query heads are 1 to 16 times the {kv_heads} KV heads"),
+            limit: format!("query heads are a whole multiple, 1 to 16, of the {kv_heads} KV heads"),
             advice: "check the model's configuration".to_owned(),
         });
     }

@@ -1,4 +1,15 @@
 //! A side says how K or V is stored; a pair names both. Names, parsing, true cost in bits.
+//!
+//! | side | a number | its scale |
+//! |---|---|---|
+//! | `f32`, `f16` | binary32, binary16 | none |
+//! | `fp8` | E4M3 | one f32 a layer and side, given from outside ([`TensorScales`](crate::cache::TensorScales)) |
+//! | `int8`, `int4`, `int2` | integer | an f16 a token and KV head |
+//! | `fp4` | E2M1 | an E4M3 a token and block of 16 channels |
+//! | `int8c`, `int4c`, `int2c` | integer | an f16 a channel and group of G tokens: `int4c(16)` has G = 16, `int4c` has 32 |
+//!
+//! G is 8, 16, 32, 64 or 128. A pair is `K/V`, or one side for both: `int4c/int4`, `f16`. Names are in lower case and hold
+//! no spaces; [`Pair`] and [`Side`] read them with [`str::parse`] and print them.
 
 use std::{fmt, str::FromStr};
 
@@ -153,6 +164,10 @@ impl fmt::Display for Side {
 impl FromStr for Side {
     type Err = Error;
 
+    /// A name of the table of [this module](self), such as `int4` or `int4c(16)`.
+    ///
+    /// # Errors
+    /// [`Error::UnknownFormat`] names the sides that exist.
     fn from_str(text: &str) -> Result<Side> {
         let unknown = |reason: String| Error::UnknownFormat {
             name: text.to_owned(),
@@ -236,6 +251,10 @@ impl fmt::Display for Pair {
 impl FromStr for Pair {
     type Err = Error;
 
+    /// Two sides, `K/V`, or one for both.
+    ///
+    /// # Errors
+    /// As for a [`Side`].
     fn from_str(text: &str) -> Result<Pair> {
         match text.split_once('/') {
             None => Ok(Pair::same(text.parse()?)),

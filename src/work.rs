@@ -81,7 +81,7 @@ pub struct Merge {
     pub row: u32,
 }
 
-/// What packing met, counted since the cache was made: the sticky append status.
+/// What packing met, counted since the cache was made: the sticky append status. Counts wrap at 2^32.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Pod, Zeroable)]
 pub struct Status {

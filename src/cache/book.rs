@@ -442,7 +442,10 @@ impl Book {
         bytes
     }
 
-    /// Tokens for which one more sequence is sure to find pages now.
+    /// Tokens for which one more sequence is sure to find pages now, by whatever steps it grows. Never too much, often too
+    /// little: 0 once fewer waiting pages are free than one sequence may need at worst, as with more sequences open than
+    /// [`CacheSpec::sequences`]. Whether one certain step fits, `KvCache::step` tells for sure:
+    /// dropped, it gives its pages back, though buffers that were made for them stay.
     pub fn room(&self) -> u64 {
         let tokens = |pool: PoolState| match pool.id.waiting {
             false => u64::from(pool.free) * u64::from(self.geometry.page_tokens),

@@ -81,6 +81,8 @@
 //!   that its tokens end in) first; full pages are never written again.
 //! - Pages that a step, a truncation or a free gives back serve later steps. So steps are submitted in the order in
 //!   which they were recorded, and before [`KvCache::restore`], which writes at once.
+//! - A sliding window ([`AttentionOptions::window`](crate::options::AttentionOptions::window)) spares work, not memory: its
+//!   layers keep every token.
 //! - [`SequenceId`]s are never used again; one that was freed, or is of another cache, is an error.
 //!
 //! # Memory
@@ -90,6 +92,28 @@
 //! and what long steps pass through). Pools are made in buffers when they are first needed, no larger than the device
 //! binds, by [`CacheSpec::growth`] at a time. [`Book::pools`], [`Book::bytes_in_use`] and [`Book::room`] say what is
 //! used and what fits; [`Geometry::costs`] what tokens and sequences take.
+//!
+//! # Saved sequences
+//!
+//! Bytes of [`KvCache::save`]. All numbers are little-endian:
+//!
+//! ```text
+//! "kvpackSQ"                                     8 bytes
+//! version                                        u32, 1
+//! kv_heads, k_head_dim, v_head_dim, page_tokens  u32 each
+//! the side in which tokens wait                  text
+//! layers                                         u32
+//! for each layer: K side, V side                 text each
+//!                 windows of K and V             u32 each
+//!                 sink tokens of K and V         u32 each
+//!                 per-tensor scales of K and V   f32 each; 0 where the side has none
+//!                 boundaries of K and V          u32 each
+//! tokens                                         u32
+//! pages, by layer, K before V, packed before full precision, in token order; dead slots and padding are 0
+//! CRC-32 (IEEE) of all that                      u32
+//!
+//! text: its length in bytes as u32, then UTF-8
+//! ```
 
 mod book;
 mod plan;
@@ -196,7 +220,12 @@ struct Partials {
 /// A paged KV cache on a GPU.
 ///
 /// Commands are recorded into the caller's encoders and submitted by the caller, in the order in which they were
-/// recorded: a page that one step frees is used by later ones.
+/// recorded: a page that one step frees is used by later ones. Several steps may go into one encoder.
+///
+/// Kernels are compiled when a step first needs them, on the thread that records it: run a prefill and a decode step, of a
+/// sequence long enough to have packed and waiting tokens, in each type of rows, queries and outputs before the first
+/// request that must be quick. Futures ask the device each time they are
+/// polled; [`Gpu::block_on`] waits without spinning.
 #[derive(Debug)]
 pub struct KvCache {
     gpu: Gpu,
@@ -220,7 +249,8 @@ pub struct KvCache {
     scratch: OnceLock<wgpu::Buffer>,
 }
 
-/// What a device must offer for a cache, for `wgpu::DeviceDescriptor`.
+/// What a device must offer for a cache, for `wgpu::DeviceDescriptor`. An engine with needs of its own joins them:
+/// `features | own`, `limits.or_better_values_from(&own)`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Requirements {
     /// Features.
@@ -390,7 +420,9 @@ impl KvCache {
         partials + self.scratch.get().map_or(0, wgpu::Buffer::size)
     }
 
-    /// Plans a step of new tokens for some sequences, for all layers alike. All or nothing.
+    /// Plans a step for all layers alike: a number of new tokens for each of some sequences, each named once. Rows of k, v
+    /// and q then hold all new tokens, those of the first request first. All or nothing. A step without any tokens is
+    /// allowed and needs no appends.
     ///
     /// # Errors
     /// As [`Book::plan`]; [`Error::Limit`] and [`Error::Device`] where buffers cannot be made.
@@ -487,6 +519,9 @@ impl KvCache {
     /// Per-tensor scales of FP8 by the largest magnitudes of [`Step::calibrate`] so far, `[layer][K, V]`; the magnitudes
     /// start again from 0. A future that does not block.
     ///
+    /// Any cache with the same layers and heads can calibrate, one of f16 for instance: give the scales to the spec of
+    /// another as [`TensorScales::Given`]. A side that met no rows, or only zeros, has a scale of 0, which no spec takes.
+    ///
     /// # Errors
     /// [`Error::Device`].
     pub fn calibrated(&self) -> Result<impl Future<Output = Result<Vec<[f32; 2]>>> + use<>> {
@@ -571,7 +606,8 @@ impl KvCache {
     }
 
     /// A sequence as bytes, with a version and a checksum, as of all that was submitted before this call: a future that
-    /// does not block. `restore` takes the bytes, in this cache or another of the same spec.
+    /// does not block. `restore` takes the bytes, in this cache or another with the same layers, KV heads, head dimensions,
+    /// page length and per-tensor scales; query heads, sequences, budget and growth may differ. They do not name the model.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`]; [`Error::Usage`] where per-tensor scales come from rows; [`Error::Device`].

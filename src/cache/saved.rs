@@ -1,24 +1,5 @@
-//! A sequence as bytes: what [`crate::cache::KvCache::save`] gives and [`crate::cache::KvCache::restore`] takes.
-//!
-//! All numbers are little-endian:
-//!
-//! ```text
-//! "kvpackSQ"                                     8 bytes
-//! version                                        u32, 1
-//! kv_heads, k_head_dim, v_head_dim, page_tokens  u32 each
-//! the side in which tokens wait                  text
-//! layers                                         u32
-//! for each layer: K side, V side                 text each
-//!                 windows of K and V             u32 each
-//!                 sink tokens of K and V         u32 each
-//!                 per-tensor scales of K and V   f32 each; 0 where the side has none
-//!                 boundaries of K and V          u32 each
-//! tokens                                         u32
-//! pages, by layer, K before V, packed before full precision, in token order; dead slots and padding are 0
-//! CRC-32 (IEEE) of all that                      u32
-//!
-//! text: its length in bytes as u32, then UTF-8
-//! ```
+//! A sequence as bytes: what [`crate::cache::KvCache::save`] gives and [`crate::cache::KvCache::restore`] takes. The
+//! documentation of [`crate::cache`] has their layout.
 
 use super::book::Book;
 use super::sequence::{SequenceId, waiting_places};
@@ -51,8 +32,11 @@ fn shape(spec: &CacheSpec) -> Vec<(String, Vec<u8>)> {
         let of = |what: &str| format!("layer {number_of}: {what}");
         fields.push(text(&of("K side"), layer.pair.k));
         fields.push(text(&of("V side"), layer.pair.v));
-        for (what, values) in [("window", layer.window), ("sink tokens", layer.sink_tokens)] {
-            fields.extend(values.map(|value| number(&of(what), value)));
+        for (names, values) in [
+            (["K window", "V window"], layer.window),
+            (["K sink tokens", "V sink tokens"], layer.sink_tokens),
+        ] {
+            fields.extend([K, V].map(|s| number(&of(names[s]), values[s])));
         }
         for (s, side) in [layer.pair.k, layer.pair.v].into_iter().enumerate() {
             let scale = match (&spec.tensor_scales, side.layout) {
@@ -60,7 +44,8 @@ fn shape(spec: &CacheSpec) -> Vec<(String, Vec<u8>)> {
                 _ => 0.0,
             };
             let bytes = scale.to_bits().to_le_bytes().to_vec();
-            fields.push((format!("{} {scale:e}", of("per-tensor scale")), bytes));
+            let name = ["K per-tensor scale", "V per-tensor scale"][s];
+            fields.push((format!("{} {scale:e}", of(name)), bytes));
         }
     }
     fields
@@ -162,7 +147,9 @@ pub(super) fn decode(book: &mut Book, bytes: &[u8]) -> Result<(SequenceId, Vec<u
     let mut boundaries = Vec::new();
     for (i, (name, field)) in shape(book.spec()).into_iter().enumerate() {
         if cursor.take(field.len()).ok() != Some(&field[..]) {
-            return refuse(format!("they are from another cache: this one has {name}"));
+            return refuse(format!(
+                "they are from a cache of another spec: this one has {name}, and they do not"
+            ));
         }
         if ends_layer(i) {
             boundaries.push([cursor.number()?, cursor.number()?]);

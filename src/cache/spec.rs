@@ -33,7 +33,7 @@ const BUFFER_ALIGNMENT: u64 = 256;
 /// Where per-tensor scales come from.
 #[derive(Debug, Clone, PartialEq)]
 pub enum TensorScales {
-    /// Fixed when the cache is made: `[layer][K, V]`, calibrated or given.
+    /// Fixed when the cache is made: `[layer][K, V]`, given or from [`KvCache::calibrated`](super::KvCache::calibrated).
     Given(Vec<[f32; 2]>),
     /// From the rows of each step, before they are packed. A step is refused while the cache holds tokens, since they
     /// would be read under the new scale.
@@ -45,9 +45,11 @@ pub enum TensorScales {
 pub struct LayerSpec {
     /// How K and V are stored.
     pub pair: Pair,
-    /// Recent tokens R of K and of V that stay in full precision. They can always be truncated.
+    /// Recent tokens R of K and of V that stay in full precision, at most [`MAX_WAITING`]. They can always be truncated. Not
+    /// what attention sees: that is [`AttentionOptions::window`](crate::options::AttentionOptions::window).
     pub window: [u32; 2],
-    /// First tokens S of a sequence whose K and V stay in full precision.
+    /// First tokens S of a sequence whose K and V stay in full precision, at most [`MAX_WAITING`]. Not the learned
+    /// [`AttentionOptions::sinks`](crate::options::AttentionOptions::sinks).
     pub sink_tokens: [u32; 2],
 }
 
@@ -65,28 +67,31 @@ impl LayerSpec {
 /// The shape, formats and budget of a cache.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CacheSpec {
-    /// Query heads.
+    /// Query heads: a whole multiple of `kv_heads`, from 1 to 16 times as many.
     pub q_heads: u32,
-    /// KV heads.
+    /// KV heads, 1 to 1024.
     pub kv_heads: u32,
-    /// Channels of a key head.
+    /// Channels of a key head, and of a query head: a multiple of 8 up to 256.
     pub k_head_dim: u32,
-    /// Channels of a value head.
+    /// Channels of a value head, and of an output head: a multiple of 8 up to 256.
     pub v_head_dim: u32,
-    /// How each layer is stored.
+    /// How each layer is stored, 1 to [`MAX_LAYERS`] of them. Layers with equal entries share plans: few different ones
+    /// make steps cheaper to plan.
     pub layers: Vec<LayerSpec>,
-    /// Tokens of a page.
+    /// Tokens of a page: a multiple of 8 and of every group G, at most 4096.
     pub page_tokens: u32,
     /// The format in which tokens wait to be packed: f16; f32 only for the published convention.
     pub waiting: Side,
-    /// Sequences whose waiting tokens the budget provides for. More can be open where others leave pages free.
+    /// Sequences whose waiting tokens the budget provides for, 1 to [`MAX_SEQUENCES`]. More can be open where others leave
+    /// pages free; forks are sequences too. Without waiting and sink tokens (`f16`, or `int8` with no window) it costs nothing.
     pub sequences: u32,
     /// Bytes that all pages together may take.
     pub budget: u64,
     /// Bytes by which the pages grow at a time, about. Smaller steps take less memory while the cache is not full;
     /// each pool then lies in more buffers, and attention takes a dispatch for each of them.
     pub growth: u64,
-    /// Per-tensor scales; not looked at by sides without them.
+    /// Per-tensor scales, an entry for every layer; those of sides without such scales may be any numbers. `Given` and empty
+    /// where no side has one.
     pub tensor_scales: TensorScales,
 }
 
@@ -290,8 +295,9 @@ pub(super) fn buffer_pages(limit: u64, page: &PageLayout) -> u64 {
 }
 
 impl CacheSpec {
-    /// A cache whose layers are all stored alike, without recent windows and sink tokens, for 16 sequences; it grows by
-    /// a quarter of its budget at a time.
+    /// A cache whose layers are all stored alike, without recent windows and sink tokens, for 16 sequences, in pages of
+    /// [`Pair::default_page_tokens`]; it grows by a quarter of its budget at a time. It has no per-tensor scales: a pair with
+    /// `fp8` needs [`CacheSpec::tensor_scales`] besides.
     pub fn new(
         layers: u32,
         q_heads: u32,

@@ -137,6 +137,9 @@ impl Step<'_> {
     /// Records the append of rows to a layer: each side a buffer of f32, or [`Rows`] of either type with an offset and
     /// strides. f16 rows give the bits that the same numbers give as f32.
     ///
+    /// Rows of k are [`Step::tokens`] x kv_heads x k_head_dim, of v x v_head_dim. Keys are stored as they come and positions
+    /// are not encoded here: rotate k (and q) first, by positions that begin at the length that the sequence had before.
+    ///
     /// # Errors
     /// [`Error::Shape`] for a layer that does not exist; [`Error::Usage`] for one that this step has appended to already;
     /// those of [`Rows::check`]; [`Error::Limit`]; [`Error::Shader`] where the driver refuses a kernel; [`Error::Device`]
@@ -297,6 +300,9 @@ impl Step<'_> {
     /// Records attention of a layer: queries, a buffer of f32 or [`Rows`] whose offset and strides are multiples of 4
     /// elements, into a buffer of f32 or [`Outputs`], with the LSE where it is asked for. Layers may differ in their
     /// options.
+    ///
+    /// Rows of q are [`Step::tokens`] x q_heads x k_head_dim, of outputs x v_head_dim. Each query attends to its own
+    /// sequence, with the tokens of this step in it: the newest as they are stored, so packed where they do not wait.
     ///
     /// # Errors
     /// Those of [`AttentionOptions::check`], [`Rows::check`] and [`Outputs::check`]; [`Error::Shape`] for a layer that does

@@ -180,7 +180,8 @@ pub struct Outputs<'a> {
     pub buffer: &'a wgpu::Buffer,
     /// The type of its numbers.
     pub float: FloatType,
-    /// Where the LSE (the log of the sum of exp(score)) is wanted: f32, `[token][query head]`.
+    /// Where the LSE (the natural log of the sum of exp(score), scaled and capped as the options say) is wanted: f32,
+    /// `[token][query head]`; negative infinity for a query that sees no position, unless there are sinks.
     pub lse: Option<&'a wgpu::Buffer>,
 }
 
@@ -195,7 +196,7 @@ impl<'a> From<&'a wgpu::Buffer> for Outputs<'a> {
 }
 
 impl<'a> Outputs<'a> {
-    /// Outputs of binary16.
+    /// Outputs of binary16, rounded once; beyond 65504 they become infinities.
     pub fn f16(buffer: &'a wgpu::Buffer) -> Outputs<'a> {
         Outputs {
             float: FloatType::F16,
