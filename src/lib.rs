@@ -19,6 +19,7 @@
 //! | [`model`] | the tiny transformer, one forward pass over either backend |
 //! | [`drift`] | what a format costs in logits |
 //! | [`validate`] | every kernel on an adapter against the reference |
+//! | [`bench`] | how fast decode, append and prefill are, beside the read roof |
 //!
 //! Packing a row and reading it back, on the CPU:
 //!
@@ -50,6 +51,7 @@
 //! ```
 #![deny(missing_docs, unsafe_code)]
 
+pub mod bench;
 pub mod cache;
 pub mod drift;
 pub mod error;

@@ -1,5 +1,6 @@
 //! The command: arguments in, the library's answers out. One file per subcommand.
 
+mod bench;
 mod device;
 mod drift;
 mod info;
@@ -24,6 +25,8 @@ struct Cli {
 enum Command {
     /// Measure what each cache format costs in the logits of a live transformer, and what it saves
     Drift(drift::Args),
+    /// Time decode, append and prefill with each cache format, beside f16 and what plain reads reach
+    Bench(bench::Args),
     /// List the GPU adapters with their drivers, limits and features
     Info(info::Args),
     /// Run every kernel on an adapter against the CPU reference
@@ -66,6 +69,7 @@ impl fmt::Display for Failure {
 pub fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Drift(args) => args.run(),
+        Command::Bench(args) => args.run(),
         Command::Info(args) => args.run(),
         Command::Validate(args) => args.run(),
     };
