@@ -539,7 +539,7 @@ fn bench_times_appends_and_prefill_and_says_what_is_left_out() {
         "--tokens",
         "8",
         "--context",
-        "100000",
+        "1000000",
     ]);
     fails(&output, 2, &["no case is left", "memory allowed"]);
 }
