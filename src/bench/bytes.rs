@@ -110,7 +110,7 @@ pub fn append_bytes(class: &Class, plan: &StepPlan, index: usize) -> Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::{Book, CacheSpec};
+    use crate::cache::{Book, CacheSpec, TensorScales};
     use crate::kernels::attention_split::Tiling;
     use crate::options::Reach;
 
@@ -118,6 +118,7 @@ mod tests {
     fn decode(pair: &str, q_heads: u32, batch: u32, context: u32) -> Bytes {
         let spec = CacheSpec {
             sequences: batch,
+            tensor_scales: TensorScales::Given(vec![[1.0; 2]]),
             ..CacheSpec::new(1, q_heads, 8, 128, pair.parse().unwrap(), 0)
         };
         let pages = batch * context.div_ceil(spec.page_tokens);
