@@ -19,7 +19,7 @@
 //! | [`model`] | the tiny transformer, one forward pass over either backend |
 //! | [`drift`] | what a format costs in logits |
 //! | [`validate`] | every kernel on an adapter against the reference |
-//! | [`bench`] | how fast decode, append and prefill are, beside the read roof |
+//! | [`bench`](mod@bench) | how fast decode, append and prefill are, beside the read roof |
 //!
 //! Packing a row and reading it back, on the CPU:
 //!
