@@ -143,6 +143,18 @@ pub enum Error {
         /// How many infinities.
         infinite: u64,
     },
+    /// Numbers of the device that are not those of the reference, met before anything was timed.
+    #[error(
+        "{what}: off by {error:.3e}, the bound is {bound:.3e}; nothing was timed; `kvpack validate` checks this adapter"
+    )]
+    Mismatch {
+        /// What was compared.
+        what: String,
+        /// The largest error.
+        error: f64,
+        /// Its bound.
+        bound: f64,
+    },
 }
 
 /// The library's result.

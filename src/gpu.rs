@@ -98,6 +98,11 @@ pub struct Selection {
 const NO_ADAPTER: &str = "install a driver: on Debian or Ubuntu `apt-get install -y --no-install-recommends \
                           mesa-vulkan-drivers` brings a software one; or use the CPU reference (--device cpu)";
 
+/// The features that timing by the device takes. [`Gpu::open`] asks for them where the adapter has both; nothing but
+/// timing needs them.
+pub const TIMESTAMPS: wgpu::Features =
+    wgpu::Features::TIMESTAMP_QUERY.union(wgpu::Features::TIMESTAMP_QUERY_INSIDE_ENCODERS);
+
 /// The largest number of workgroups of one dispatch dimension in WebGPU.
 const MAX_GROUPS: u32 = 65_535;
 
@@ -331,8 +336,15 @@ impl Gpu {
             max_storage_buffer_binding_size: allowed.max_storage_buffer_binding_size,
             ..wgpu::Limits::default()
         };
+        let stamps = adapter.features().contains(TIMESTAMPS);
+        let required_features = if stamps {
+            TIMESTAMPS
+        } else {
+            wgpu::Features::empty()
+        };
         let request = adapter.request_device(&wgpu::DeviceDescriptor {
             label: Some("kvpack"),
+            required_features,
             required_limits,
             ..Default::default()
         });

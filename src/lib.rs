@@ -20,6 +20,7 @@
 //! | [`model`] | the tiny transformer, one forward pass over either backend |
 //! | [`drift`] | what a format costs in logits |
 //! | [`validate`] | every kernel on an adapter against the reference |
+//! | [`bench`](mod@bench) | how fast decode, append and prefill are, beside the read roof |
 //!
 //! Packing a row and reading it back, on the CPU:
 //!
@@ -51,6 +52,7 @@
 //! ```
 #![deny(missing_docs, unsafe_code)]
 
+pub mod bench;
 pub mod cache;
 pub mod capacity;
 pub mod drift;

@@ -103,6 +103,30 @@ fn wrong_arguments_are_usage_errors_that_name_the_value_and_the_choices() {
         (&["drift", "--adapter", ""], &["--adapter", "empty"]),
         (&["validate", "--adapter", " "], &["--adapter", "empty"]),
         (&["drift", "--what"], &["--what"]),
+        (&["bench", "--pairs", "int3"], &["int3", "--pairs", "fp8"]),
+        (&["bench", "encode"], &["encode", "decode", "append", "prefill"]),
+        (&["bench", "--like", "gpt-5"], &["gpt-5", "llama-3-8b"]),
+        (
+            &["bench", "--like", "llama-3-8b", "--head-dim", "64"],
+            &["--like", "--head-dim"],
+        ),
+        (&["bench", "--context", "0"], &["--context", "0"]),
+        (&["bench", "--batch", "0"], &["--batch", "0"]),
+        (
+            &["bench", "--seconds", "0"],
+            &["--seconds", "finite number above 0"],
+        ),
+        (
+            &["bench", "--memory", "inf"],
+            &["--memory", "finite number above 0"],
+        ),
+        (&["bench", "--cache-size", "0"], &["--cache-size", "0"]),
+        (&["bench", "--tokens", "4"], &["--tokens 4", "prefill"]),
+        (
+            &["bench", "--baseline", "/missing.json"],
+            &["/missing.json", "kvpack bench --json"],
+        ),
+        (&["bench", "--plot", "b.pdf"], &["b.pdf", ".svg or .png"]),
         (&["quantise"], &["quantise"]),
         (
             &["drift", "--convention", "published", "--mode", "decode"],
@@ -131,7 +155,7 @@ fn an_unknown_adapter_is_a_usage_error_and_a_missing_one_a_failure() {
     } else {
         (2, name)
     };
-    for subcommand in ["drift", "validate"] {
+    for subcommand in ["drift", "validate", "bench"] {
         fails(&run(&[subcommand, "--adapter", name]), code, &[words]);
     }
     fails(
@@ -140,6 +164,8 @@ fn an_unknown_adapter_is_a_usage_error_and_a_missing_one_a_failure() {
         &["adapter"],
     );
     fails(&run_without_gpu(&["validate"]), 1, &["adapter"]);
+    // No CPU stands in for an adapter here.
+    fails(&run_without_gpu(&["bench"]), 1, &["adapter"]);
 }
 
 #[test]
@@ -399,14 +425,128 @@ fn the_names_of_standard_output_mean_the_same_as_a_dash() {
     assert_eq!(got, "");
 }
 
+/// Whether there is an adapter; none is a failure unless it is allowed.
+fn has_adapter() -> bool {
+    let has = run(&["info", "--json", "-"]).stdout != b"[]\n";
+    let allowed = std::env::var_os("KVPACK_ALLOW_NO_GPU").is_some_and(|value| value == "1");
+    assert!(
+        has || allowed,
+        "no GPU adapter; set KVPACK_ALLOW_NO_GPU=1 to skip what needs one"
+    );
+    has
+}
+
+/// The quickest benchmark there is.
+const QUICK_BENCH: [&str; 9] = [
+    "--q-heads",
+    "4",
+    "--kv-heads",
+    "2",
+    "--head-dim",
+    "32",
+    "--seconds",
+    "0.01",
+    "--memory=0.01",
+];
+
+fn bench(more: &[&str]) -> Output {
+    run(&[&["bench"], more, &QUICK_BENCH].concat())
+}
+
+#[test]
+fn bench_writes_every_report_and_compares_with_an_earlier_run() {
+    if !has_adapter() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name| path_in(folder.path(), name);
+    let (json, csv, plot, record) = (path("b.json"), path("b.csv"), path("b.svg"), path("record"));
+    let case = ["--pairs", "int8", "--context", "256"];
+    let files = [
+        "--json", &json, "--csv", &csv, "--plot", &plot, "--record", &record,
+    ];
+    let output = bench(&[&case[..], &files].concat());
+    // So small a cache may be read faster than memory: then that is said.
+    let code = output.status.code();
+    let message = text(&output.stderr);
+    assert!(code == Some(0) || message.contains("above the roof"), "{message}");
+    let table = text(&output.stdout);
+    for words in [
+        "adapter ",
+        "timing ",
+        "cache ",
+        "warm-up ",
+        "samples ",
+        "read_stride",
+        "| int8 ",
+        "f16 was not measured",
+        "drift 0.0019",
+    ] {
+        assert!(table.contains(words), "`{words}` is not in: {table}");
+    }
+    let report: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    assert_eq!(report["schema"], 1);
+    assert_eq!(report["roofs"].as_array().unwrap().len(), 4);
+    let row = &report["rows"][0];
+    assert_eq!((&row["work"], &row["pair"]), (&"decode".into(), &"int8".into()));
+    // K and V, 2 heads: 32 codes of a byte and a scale of two.
+    assert_eq!(
+        (&row["code_bytes"], &row["scale_bytes"]),
+        (&(256 * 128).into(), &(256 * 8).into())
+    );
+    assert!(row["samples"].as_array().unwrap().len() >= 5);
+    assert!(
+        std::fs::read_to_string(&csv)
+            .unwrap()
+            .contains("\ndecode,int8,256,")
+    );
+    assert!(std::fs::read_to_string(&plot).unwrap().contains("<svg"));
+    let adapter = std::fs::read_dir(&record).unwrap().next().unwrap().unwrap();
+    assert_eq!(std::fs::read_dir(adapter.path()).unwrap().count(), 2);
+
+    let output = bench(&[&case[..], &["--baseline", &json, "--no-advice"]].concat());
+    let table = text(&output.stdout);
+    assert!(
+        table.contains("| baseline ") && ["same", "SLOWER x", "faster x"].iter().any(|m| table.contains(m)),
+        "{table}"
+    );
+    fails(&bench(&["--baseline", &csv]), 2, &[&csv, "kvpack bench --json"]);
+}
+
+#[test]
+fn bench_times_appends_and_prefill_and_says_what_is_left_out() {
+    if !has_adapter() {
+        return;
+    }
+    for work in ["append", "prefill"] {
+        let output = bench(&[work, "--pairs", "f16,int4", "--tokens", "32", "--context", "64"]);
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        let table = text(&output.stdout);
+        let words = [
+            format!("{work} of 32 new tokens"),
+            "| int4 ".to_owned(),
+            "x1.00".to_owned(),
+        ];
+        assert!(
+            words.iter().all(|w| table.contains(w)) && !table.contains("read_stride"),
+            "{table}"
+        );
+    }
+    let output = bench(&[
+        "append",
+        "--pairs",
+        "int4,int4c(128)",
+        "--tokens",
+        "8",
+        "--context",
+        "1000000",
+    ]);
+    fails(&output, 2, &["no case is left", "memory allowed"]);
+}
+
 #[test]
 fn validate_runs_the_kernels_that_are_named_and_refuses_when_none_fits() {
-    if run(&["info", "--json", "-"]).stdout == b"[]\n" {
-        let allowed = std::env::var_os("KVPACK_ALLOW_NO_GPU").is_some_and(|value| value == "1");
-        assert!(
-            allowed,
-            "no GPU adapter; set KVPACK_ALLOW_NO_GPU=1 to skip what needs one"
-        );
+    if !has_adapter() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();

@@ -64,7 +64,8 @@ mkdir -p "$out" || fail "the folder $out cannot be made."
 out="$(cd "$out" && pwd)"
 [ -w "$out" ] || fail "the folder $out cannot be written."
 # Results of an earlier run would pass for this one's.
-rm -f "$out"/{vulkaninfo,nvidia-smi,system,info,validate,drift,drift-published}.{log,json} "$out/summary.txt"
+rm -f "$out"/{vulkaninfo,nvidia-smi,system,info,validate,drift,drift-published}.{log,json} \
+    "$out"/bench-{decode,gqa,mha,wide,append,prefill}.{log,json,svg} "$out/summary.txt"
 
 # ------------------------------------------------------------------------------------------------ steps
 
@@ -152,6 +153,28 @@ step validate 240 required "$bin" validate "${adapter[@]+"${adapter[@]}"}" --jso
 step drift 60 required "$bin" drift --device gpu "${adapter[@]+"${adapter[@]}"}" --json "$out/drift.json"
 step drift-published 60 required "$bin" drift --convention published --device gpu \
     "${adapter[@]+"${adapter[@]}"}" --json "$out/drift-published.json"
+
+# bench NAME SECONDS ARGUMENTS...: rows with every sample and a picture beside the log.
+bench() {
+    local name="bench-$1" seconds="$2"
+    shift 2
+    step "$name" "$seconds" required "$bin" bench "$@" "${adapter[@]+"${adapter[@]}"}" \
+        --json "$out/$name.json" --plot "$out/$name.svg"
+}
+
+some=f16,fp8,int8,int4,int4c/int4
+if [ $allow_software = no ]; then
+    bench decode 120 --batch 8 --context 4096,32768 --q-heads 32 --kv-heads 8 --head-dim 128
+    bench gqa 40 --batch 8 --context 16384 --like llama-3-70b --pairs $some
+    bench mha 40 --batch 4 --context 8192 --like llama-2-7b --pairs $some
+    bench wide 40 --batch 8 --context 16384 --like gemma-2-9b --pairs $some
+    bench append 40 append --batch 8
+    bench prefill 40 prefill --batch 1 --context 512,4096 --pairs $some
+else
+    # Small: a software driver would take the whole time for one row.
+    bench decode 60 --context 1024 --pairs f16,int4 --seconds 0.2
+    bench append 60 append --pairs f16,int4 --tokens 64 --seconds 0.2
+fi
 
 if [ $failures = 0 ]; then
     finish "All steps went well."

@@ -129,6 +129,16 @@ impl<'a> Step<'a> {
 }
 
 impl Step<'_> {
+    /// The cache, for reading.
+    pub fn cache(&self) -> &KvCache {
+        self.cache
+    }
+
+    /// What the step does, in integers. None only while it ends.
+    pub fn plan(&self) -> Option<&StepPlan> {
+        self.plan.as_ref()
+    }
+
     /// Rows of k, v and q: new tokens of all sequences, in the order of the requests.
     pub fn tokens(&self) -> u32 {
         self.plan.as_ref().map_or(0, |plan| plan.tokens)

@@ -1,5 +1,6 @@
 //! The command: arguments in, the library's answers out. One file per subcommand.
 
+mod bench;
 mod device;
 mod drift;
 mod info;
@@ -25,6 +26,8 @@ struct Cli {
 enum Command {
     /// Measure what each cache format costs in the logits of a live transformer, and what it saves
     Drift(drift::Args),
+    /// Time decode, append and prefill with each cache format, beside f16 and what plain reads reach
+    Bench(bench::Args),
     /// List the GPU adapters with their drivers, limits and features
     Info(info::Args),
     /// Compute what the KV cache of a model takes in memory by format, and what fits a budget; no GPU is asked
@@ -69,6 +72,7 @@ impl fmt::Display for Failure {
 pub fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Drift(args) => args.run(),
+        Command::Bench(args) => args.run(),
         Command::Info(args) => args.run(),
         Command::Plan(args) => args.run(),
         Command::Validate(args) => args.run(),

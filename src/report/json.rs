@@ -10,7 +10,12 @@ use crate::gpu::AdapterSummary;
 /// A pretty array of objects, with a line feed at its end. Numbers have as many digits as are needed to read the same
 /// f64 back; what is not a number is `null`.
 pub fn to_bytes<T: Serialize>(rows: &[T]) -> io::Result<Vec<u8>> {
-    let mut bytes = serde_json::to_vec_pretty(rows)?;
+    pretty(rows)
+}
+
+/// Any value so, with a line feed at its end.
+pub(super) fn pretty<T: Serialize + ?Sized>(value: &T) -> io::Result<Vec<u8>> {
+    let mut bytes = serde_json::to_vec_pretty(value)?;
     bytes.push(b'\n');
     Ok(bytes)
 }

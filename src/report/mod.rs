@@ -1,6 +1,8 @@
 //! What the measurements say, for people and for programs: tables, JSON, CSV and a picture, as text or bytes, and the
 //! files that they go to. Nothing here prints.
 
+pub mod bench;
+pub mod bench_plot;
 pub mod csv;
 pub mod json;
 mod labels;
@@ -57,6 +59,9 @@ fn factor(value: f64) -> String {
 
 #[cfg(test)]
 pub(crate) mod examples {
+    use crate::bench::roof::RoofRow;
+    use crate::bench::timer::Clock;
+    use crate::bench::{BenchHeader, BenchReport, BenchRow, LeftOut, Work};
     use crate::capacity::CapacityRow;
     use crate::drift::DriftRow;
     use crate::gpu::AdapterSummary;
@@ -134,6 +139,86 @@ pub(crate) mod examples {
             outlier: 1.0,
             device: "gpu".to_owned(),
             adapter: "an adapter with a name (driver 1.2.3)".to_owned(),
+        }
+    }
+
+    /// A benchmark with a row of each kind: fine, cache-resident, above the roof, left out.
+    pub fn bench() -> BenchReport {
+        let row = |pair: &str, seconds: f64, percent_of_roof: Option<f64>| BenchRow {
+            work: Work::Decode,
+            pair: pair.to_owned(),
+            context: 4096,
+            batch: 8,
+            new_tokens: 1,
+            q_heads: 32,
+            kv_heads: 8,
+            head_dim: 128,
+            layers: 4,
+            seconds,
+            seconds_low: seconds * 0.9,
+            seconds_high: seconds * 1.1,
+            code_bytes: 1_000_000,
+            scale_bytes: 32_000,
+            table_bytes: 1024,
+            other_bytes: 4096,
+            times_read: 1,
+            gb_per_s: 1.032e-3 / seconds,
+            tokens_per_s: 8.0 / seconds,
+            percent_of_roof,
+            speed_up: Some(1e-3 / seconds),
+            cache_resident: false,
+            above_roof: false,
+            clock: Clock::Timestamps,
+            note: String::new(),
+            warm_up_seconds: 0.5,
+            adapter: "A GPU #2 (vulkan)".to_owned(),
+            samples: vec![seconds; 5],
+        };
+        let adapter = adapter();
+        BenchReport {
+            header: BenchHeader {
+                adapter: adapter.label,
+                device_type: adapter.device_type,
+                software: false,
+                driver: adapter.driver,
+                backend: adapter.backend,
+                features: adapter.features,
+                shape: "32 query heads, 8 KV heads of 128".to_owned(),
+                batch: 8,
+                timing: "timestamps of the device around each pass".to_owned(),
+                cache_bytes: 64 << 20,
+                cache_source: "assumed for GPUs".to_owned(),
+                memory_bytes: 4 << 30,
+                warm_up: "2 passes and all compilation, in no sample".to_owned(),
+                samples: "at least 5 a row".to_owned(),
+            },
+            roofs: vec![RoofRow {
+                kernel: "read_four, 256 invocations".to_owned(),
+                bytes: 256 << 20,
+                cache_resident: false,
+                seconds: [0.09, 0.1, 0.11],
+                gb_per_s: 2.684,
+                clock: Clock::Timestamps,
+                samples: vec![0.1; 5],
+            }],
+            rows: vec![
+                row("f16", 1e-3, Some(60.0)),
+                row("fp4", 8e-4, Some(30.0)),
+                row("int4", 4e-4, Some(40.0)),
+                BenchRow {
+                    cache_resident: true,
+                    ..row("int8", 6e-4, None)
+                },
+                BenchRow {
+                    above_roof: true,
+                    ..row("int2", 1e-5, None)
+                },
+            ],
+            left_out: vec![LeftOut {
+                pair: "fp8".to_owned(),
+                context: 4096,
+                reason: "why".to_owned(),
+            }],
         }
     }
 

@@ -1,4 +1,5 @@
-//! The drift picture: memory along the bottom, damage up the side, a labelled point a pair. SVG or PNG.
+//! The drift picture: memory along the bottom, damage up the side, a labelled point a pair. SVG or PNG. And what other
+//! pictures draw with.
 //!
 //! Everything is laid out here in picture units, so that both kinds of file look the same and labels know what they must
 //! keep clear of; plotters draws lines and discs. The letters of a PNG are set here, to a fraction of a pixel.
@@ -21,7 +22,7 @@ use crate::error::{Error, Result};
 const WIDTH: f64 = 960.0;
 const HEIGHT: f64 = 600.0;
 /// The plot inside the picture.
-const PLOT: Rect = Rect {
+pub(super) const PLOT: Rect = Rect {
     left: 76.0,
     top: 110.0,
     right: 930.0,
@@ -30,22 +31,22 @@ const PLOT: Rect = Rect {
 /// What a PNG has of pixels for one unit: sharp on dense screens too.
 const PNG_SCALE: f64 = 2.0;
 const RADIUS: f64 = 5.0;
-const LABEL_SIZE: f64 = 14.0;
+pub(super) const LABEL_SIZE: f64 = 14.0;
 /// Paper on both sides of a label's text.
 const LABEL_PADDING: f64 = 2.0;
-const TICK_SIZE: f64 = 13.0;
-const NOTE_SIZE: f64 = 12.5;
+pub(super) const TICK_SIZE: f64 = 13.0;
+pub(super) const NOTE_SIZE: f64 = 12.5;
 /// A viewer's sans-serif may be wider than ours; the boxes of labels leave room for it.
 const WIDER: f64 = 1.15;
 /// Height of the band below the scale that holds drifts of exactly 0.
 const ZERO_BAND: f64 = 44.0;
 
-const INK: RGBColor = RGBColor(32, 36, 44);
-const FAINT: RGBColor = RGBColor(96, 103, 115);
-const GRID: RGBColor = RGBColor(222, 226, 232);
-const FINE_GRID: RGBColor = RGBColor(241, 243, 246);
-const LEADER: RGBColor = RGBColor(150, 156, 168);
-const POINT: RGBColor = RGBColor(0, 94, 162);
+pub(super) const INK: RGBColor = RGBColor(32, 36, 44);
+pub(super) const FAINT: RGBColor = RGBColor(96, 103, 115);
+pub(super) const GRID: RGBColor = RGBColor(222, 226, 232);
+pub(super) const FINE_GRID: RGBColor = RGBColor(241, 243, 246);
+pub(super) const LEADER: RGBColor = RGBColor(150, 156, 168);
+pub(super) const POINT: RGBColor = RGBColor(0, 94, 162);
 const PAPER: RGBColor = RGBColor(255, 255, 255);
 
 /// The kind of a picture, by the end of its file's name.
@@ -75,21 +76,29 @@ impl Picture {
 
 /// Draws the rows. Values that are not finite are an error, drifts of 0 have a band of their own at the bottom.
 pub fn drift_plot(rows: &[DriftRow], picture: Picture) -> Result<Vec<u8>> {
+    drawn(&Layout::of(rows, &letters()?)?, picture)
+}
+
+/// What is laid out and can be drawn, on either kind of picture.
+pub(super) trait Drawing {
+    fn draw<B: DrawingBackend>(&self, canvas: &Canvas<B>) -> Result<()>;
+}
+
+/// A picture as the bytes of its file.
+pub(super) fn drawn(drawing: &impl Drawing, picture: Picture) -> Result<Vec<u8>> {
     let font = letters()?;
-    let layout = Layout::of(rows, &font)?;
     match picture {
         Picture::Svg => {
             let mut text = String::new();
             {
                 let root =
                     SVGBackend::with_string(&mut text, (WIDTH as u32, HEIGHT as u32)).into_drawing_area();
-                Canvas {
+                drawing.draw(&Canvas {
                     root,
                     font,
                     scale: 1.0,
                     kind: Picture::Svg,
-                }
-                .draw(&layout)?;
+                })?;
             }
             Ok(text.into_bytes())
         }
@@ -98,15 +107,14 @@ pub fn drift_plot(rows: &[DriftRow], picture: Picture) -> Result<Vec<u8>> {
             let mut pixels = vec![255; width as usize * height as usize * 3];
             {
                 let root = BitMapBackend::with_buffer(&mut pixels, (width, height)).into_drawing_area();
-                Canvas {
+                drawing.draw(&Canvas {
                     root,
                     font,
                     scale: PNG_SCALE,
                     kind: Picture::Png,
-                }
-                .draw(&layout)?;
+                })?;
             }
-            encode_png(&pixels, width, height).map_err(drawing)
+            encode_png(&pixels, width, height).map_err(self::drawing)
         }
     }
 }
@@ -282,14 +290,14 @@ fn settings(rows: &[DriftRow], left_out: usize) -> String {
 }
 
 /// A logarithmic scale.
-struct Scale {
+pub(super) struct Scale {
     low: f64,
     high: f64,
 }
 
 impl Scale {
     /// Over the values, with `margin` times more at both ends and at least a span of `least`.
-    fn over(values: impl Iterator<Item = f64>, margin: f64, least: f64) -> Scale {
+    pub(super) fn over(values: impl Iterator<Item = f64>, margin: f64, least: f64) -> Scale {
         let (low, high) = values.fold((f64::INFINITY, 0.0_f64), |(low, high), value| {
             (low.min(value), high.max(value))
         });
@@ -308,13 +316,13 @@ impl Scale {
         }
     }
 
-    fn place(&self, value: f64, from: f64, to: f64) -> f64 {
+    pub(super) fn place(&self, value: f64, from: f64, to: f64) -> f64 {
         let share = (value.ln() - self.low.ln()) / (self.high.ln() - self.low.ln());
         from + share.clamp(0.0, 1.0) * (to - from)
     }
 
     /// Labelled lines and fine lines.
-    fn decades(&self, place: impl Fn(f64) -> f64) -> (Vec<(f64, String)>, Vec<f64>) {
+    pub(super) fn decades(&self, place: impl Fn(f64) -> f64) -> (Vec<(f64, String)>, Vec<f64>) {
         let (first, last) = (self.low.log10().floor() as i32, self.high.log10().ceil() as i32);
         let inside = |value: &f64| *value >= self.low && *value <= self.high;
         let whole = (first..=last)
@@ -429,22 +437,64 @@ fn fitted(text: &str, size: f64, most: f64, font: &FontRef) -> String {
     }
 }
 
-struct Canvas<B: DrawingBackend> {
+pub(super) struct Canvas<B: DrawingBackend> {
     root: DrawingArea<B, Shift>,
     font: FontRef<'static>,
     scale: f64,
     kind: Picture,
 }
 
+impl Drawing for Layout {
+    fn draw<B: DrawingBackend>(&self, canvas: &Canvas<B>) -> Result<()> {
+        canvas.draw(self)
+    }
+}
+
 impl<B: DrawingBackend> Canvas<B> {
-    fn draw(&self, layout: &Layout) -> Result<()> {
+    /// Paper, and the lines above a plot: a title and two notes.
+    pub(super) fn head(&self, title: &str, notes: [&str; 2]) -> Result<()> {
         self.root.fill(&PAPER).map_err(drawing)?;
-        self.text(&layout.title, (PLOT.left, 32.0), 20.0, INK, HPos::Left)?;
-        for (line, y) in [(&layout.settings, 52.0), (&layout.device, 70.0)] {
+        self.text(title, (PLOT.left, 32.0), 20.0, INK, HPos::Left)?;
+        for (line, y) in notes.into_iter().zip([52.0, 70.0]) {
             let line = fitted(line, NOTE_SIZE, PLOT.right - PLOT.left, &self.font);
             self.text(&line, (PLOT.left, y), NOTE_SIZE, FAINT, HPos::Left)?;
         }
+        Ok(())
+    }
 
+    /// A filled rectangle.
+    pub(super) fn bar(&self, rect: Rect, color: RGBColor) -> Result<()> {
+        let style = ShapeStyle {
+            color: color.into(),
+            filled: true,
+            stroke_width: 0,
+        };
+        let corners = [
+            self.pixels((rect.left, rect.top)),
+            self.pixels((rect.right, rect.bottom)),
+        ];
+        self.root.draw(&Rectangle::new(corners, style)).map_err(drawing)
+    }
+
+    /// A filled disc.
+    pub(super) fn disc(&self, at: Point, radius: f64, color: RGBColor) -> Result<()> {
+        let style = ShapeStyle {
+            color: color.into(),
+            filled: true,
+            stroke_width: 0,
+        };
+        let radius = (radius * self.scale).round() as i32;
+        self.root
+            .draw(&Circle::new(self.pixels(at), radius, style))
+            .map_err(drawing)
+    }
+
+    pub(super) fn present(&self) -> Result<()> {
+        self.root.present().map_err(drawing)
+    }
+
+    fn draw(&self, layout: &Layout) -> Result<()> {
+        self.head(&layout.title, [&layout.settings, &layout.device])?;
         for &y in &layout.fine {
             self.line(&[(PLOT.left, y), (PLOT.right, y)], 1.0, FINE_GRID)?;
         }
@@ -515,7 +565,7 @@ impl<B: DrawingBackend> Canvas<B> {
                 self.label(placed, name, point)?;
             }
         }
-        self.root.present().map_err(drawing)
+        self.present()
     }
 
     /// What the looks mean, of those that there are.
@@ -539,7 +589,7 @@ impl<B: DrawingBackend> Canvas<B> {
         ((x * self.scale).round() as i32, (y * self.scale).round() as i32)
     }
 
-    fn line(&self, points: &[Point], thickness: f64, color: RGBColor) -> Result<()> {
+    pub(super) fn line(&self, points: &[Point], thickness: f64, color: RGBColor) -> Result<()> {
         let style = ShapeStyle {
             color: color.into(),
             filled: false,
@@ -550,20 +600,7 @@ impl<B: DrawingBackend> Canvas<B> {
     }
 
     fn point(&self, at: Point, look: Look) -> Result<()> {
-        let disc = |radius: f64, color: RGBColor| {
-            let style = ShapeStyle {
-                color: color.into(),
-                filled: true,
-                stroke_width: 0,
-            };
-            self.root
-                .draw(&Circle::new(
-                    self.pixels(at),
-                    (radius * self.scale).round() as i32,
-                    style,
-                ))
-                .map_err(drawing)
-        };
+        let disc = |radius: f64, color: RGBColor| self.disc(at, radius, color);
         disc(RADIUS + 1.0, PAPER)?;
         if look == Look::Unpacked {
             let (x, y) = at;
@@ -582,16 +619,7 @@ impl<B: DrawingBackend> Canvas<B> {
     /// The name at the side of its box that its point is on.
     fn label(&self, placed: &Placed, name: &str, point: Point) -> Result<()> {
         let rect = placed.rect;
-        let paper = ShapeStyle {
-            color: PAPER.into(),
-            filled: true,
-            stroke_width: 0,
-        };
-        let corners = [
-            self.pixels((rect.left, rect.top)),
-            self.pixels((rect.right, rect.bottom)),
-        ];
-        self.root.draw(&Rectangle::new(corners, paper)).map_err(drawing)?;
+        self.bar(rect, PAPER)?;
         let (x, anchor) = match point.0 {
             x if x < rect.left => (rect.left + LABEL_PADDING, HPos::Left),
             x if x > rect.right => (rect.right - LABEL_PADDING, HPos::Right),
@@ -607,7 +635,7 @@ impl<B: DrawingBackend> Canvas<B> {
     }
 
     /// A text whose letters stand on `at`.
-    fn text(&self, text: &str, at: Point, size: f64, color: RGBColor, anchor: HPos) -> Result<()> {
+    pub(super) fn text(&self, text: &str, at: Point, size: f64, color: RGBColor, anchor: HPos) -> Result<()> {
         match self.kind {
             Picture::Svg => {
                 // What the SVG backend makes of a size, and how far below its place the letters then stand.

@@ -360,7 +360,7 @@ fn kind(device_type: &str) -> &str {
     }
 }
 
-fn plain(header: &[&str]) -> Table {
+pub(super) fn plain(header: &[&str]) -> Table {
     let mut table = Table::new();
     table
         .load_style(presets::ASCII_MARKDOWN)
@@ -368,7 +368,7 @@ fn plain(header: &[&str]) -> Table {
     table
 }
 
-fn right_aligned(table: &mut Table, columns: std::ops::Range<usize>) {
+pub(super) fn right_aligned(table: &mut Table, columns: std::ops::Range<usize>) {
     for index in columns {
         if let Some(column) = table.column_mut(index) {
             column.set_cell_alignment(CellAlignment::Right);

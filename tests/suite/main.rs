@@ -1,6 +1,7 @@
 //! All integration tests in one binary.
 
 mod attention;
+mod bench;
 mod bits;
 mod cache;
 mod common;

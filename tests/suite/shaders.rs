@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 
 use kvpack::Error;
+use kvpack::bench::roof;
 use kvpack::gpu::{Access, Binding};
 use kvpack::kernels::attention_split::{AttentionSplit, Tiling};
 use kvpack::kernels::{
@@ -53,16 +54,17 @@ struct Composed {
 }
 
 fn listed() -> impl Iterator<Item = &'static Listed> {
-    static ALL: [&[Listed]; 2] = [&kernels::ALL, &model_kernels::ALL];
+    static ALL: [&[Listed]; 3] = [&kernels::ALL, &model_kernels::ALL, &roof::ALL];
     ALL.into_iter().flatten()
 }
 
-/// All modules: the transformer's kernels, and those of the cache at every shape.
+/// All modules: the transformer's kernels, those of the read roof, and those of the cache at every shape.
 fn all() -> &'static [Composed] {
     static MODULES: OnceLock<Vec<Composed>> = OnceLock::new();
     MODULES.get_or_init(|| {
         let mut composers: Vec<_> = model_kernels::catalogue()
             .into_iter()
+            .chain(roof::catalogue())
             .map(|(n, c)| (n, c, true))
             .collect();
         for (number, [kv_heads, head_dim, ratio]) in SHAPES.into_iter().enumerate() {
@@ -291,8 +293,9 @@ fn entry_is_the_kernels(module: &naga::Module, kernel: &Listed) -> Result<(), St
     let Some(naga::Expression::Literal(naga::Literal::U32(size))) = size else {
         return Err(format!("WG_SIZE is {size:?}"));
     };
-    // Hosts count workgroups by this number.
-    if entry.workgroup_size != [*size, 1, 1] || *size != kernels::WG_SIZE {
+    // Hosts count workgroups by this number; the kernels of the read roof come with their own.
+    let roof = roof::ALL.iter().any(|k| k.name == kernel.name);
+    if entry.workgroup_size != [*size, 1, 1] || !(*size == kernels::WG_SIZE || roof) {
         return Err(format!(
             "workgroup size {:?}, WG_SIZE = {size}",
             entry.workgroup_size
@@ -369,6 +372,7 @@ fn params_of(kernel: &str) -> HostStruct {
         "embed" => host_struct!(model_kernels::EmbedParams: tokens columns first_position),
         "norm" => host_struct!(model_kernels::NormParams: rows columns epsilon),
         "matmul" => host_struct!(model_kernels::MatmulParams: rows inner columns),
+        "read_stride" | "read_four" | "read_block" => host_struct!(roof::Params: vectors),
         "activation" | "residual" => host_struct!(model_kernels::NumbersParams: numbers),
         other => panic!("say here which host struct is the uniform of {other}"),
     }
@@ -956,7 +960,10 @@ fn no_shader_file_and_no_function_is_dead() {
     );
     let (used, called) = (used.into_inner().unwrap(), called.into_inner().unwrap());
     for (name, text) in files() {
-        let short = name.strip_prefix("model/").unwrap_or(&name);
+        let short = name
+            .strip_prefix("model/")
+            .or(name.strip_prefix("bench/"))
+            .unwrap_or(&name);
         assert!(
             used.contains(short),
             "no module is composed from shaders/{name}.wgsl"
@@ -980,7 +987,12 @@ fn no_shader_file_and_no_function_is_dead() {
     }
     for file in used {
         let known = files();
-        let known = |file: &str| known.contains_key(file) || known.contains_key(&format!("model/{file}"));
+        let folders = ["", "model/", "bench/"];
+        let known = |file: &str| {
+            folders
+                .iter()
+                .any(|folder| known.contains_key(&format!("{folder}{file}")))
+        };
         assert!(
             known(&file) || file == "the names that the kernel calls",
             "a heading names no file: {file}"

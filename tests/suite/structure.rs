@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use kvpack::bench::roof;
 use kvpack::kernels::{self, Listed};
 use kvpack::model::kernels as model_kernels;
 
@@ -124,7 +125,8 @@ fn the_list_of_kernels_equals_files_entry_points_and_reference_functions() {
     // The reference of the streaming cache is no kernel.
     assert_eq!(listed, stems("src/reference", ".rs", &["mod", "cache"]));
     assert_eq!(names(&model_kernels::ALL), stems("shaders/model", ".wgsl", &[]));
-    for kernel in kernels::ALL.iter().chain(&model_kernels::ALL) {
+    assert_eq!(names(&roof::ALL), stems("shaders/bench", ".wgsl", &[]));
+    for kernel in kernels::ALL.iter().chain(&model_kernels::ALL).chain(&roof::ALL) {
         let entry = kernel
             .wgsl
             .split_once("@compute @workgroup_size(WG_SIZE)\nfn ")
@@ -235,6 +237,7 @@ const LEVELS: &[&[&str]] = &[
     &["capacity", "reference"],
     &["model"],
     &["drift", "validate"],
+    &["bench"],
     &["report"],
 ];
 
@@ -419,7 +422,7 @@ fn the_search_for_panics_can_find_one() {
 /// SCL-06 is about an *inverse* scale, which is never stored here: a constant per-channel group shows that.
 /// SCL-14 ranks formats under one outlier: the CPU reference and the command's figures show the ranking already.
 /// SCL-15 is about scales from outside: a cache takes per-tensor ones.
-const OWNED: [&str; 66] = [
+const OWNED: [&str; 71] = [
     // Rounding, saturation, decoding and packing of codes; sums in f32.
     "NUM-01", "NUM-02", "NUM-03", "NUM-05", "NUM-07", "NUM-09", "NUM-10", "NUM-12", "NUM-14", "NUM-15",
     "NUM-16", "NUM-18", "NUM-19",
@@ -435,8 +438,9 @@ const OWNED: [&str; 66] = [
     "LNG-01", "LNG-03", "LNG-05", "LNG-07", "LNG-08", "LNG-09",
     // Open tokens, chunks, truncation, positions, pages used again.
     "STR-01", "STR-03", "STR-05", "STR-06", "STR-08", "STR-09",
-    // Scales counted in bits, buffers counted in bytes, comparators that NaN does not pass.
-    "BEN-09", "BEN-11", "BEN-12",
+    // Cache-resident rows, bytes counted, the queue waited for, warm-up apart, timestamps that stand still; scales counted
+    // in bits, buffers counted in bytes, comparators that NaN does not pass.
+    "BEN-01", "BEN-03", "BEN-04", "BEN-05", "BEN-07", "BEN-09", "BEN-11", "BEN-12",
 ];
 
 /// The names of test functions in Rust text: those after a `#[test]`, other attributes in between.

@@ -1,0 +1,23 @@
+// Reads a buffer once, for the read roof: one vector an invocation and iteration, all invocations side by side.
+const WG_SIZE: u32 = 64u;
+
+struct Params {
+    vectors: u32, // of source
+}
+
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> source: array<vec4<u32>>; // [vector]
+@group(0) @binding(2) var<storage, read_write> sums: array<u32>; // [invocation]; kept, so that no read is left out
+
+@compute @workgroup_size(WG_SIZE)
+fn read_stride(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) grid: vec3<u32>,
+    @builtin(local_invocation_index) local: u32,
+) {
+    var sum = vec4<u32>();
+    for (var i = group.x * WG_SIZE + local; i < params.vectors; i += grid.x * WG_SIZE) {
+        sum += source[i];
+    }
+    sums[group.x * WG_SIZE + local] = sum.x + sum.y + sum.z + sum.w;
+}
