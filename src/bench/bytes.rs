@@ -1,7 +1,8 @@
 //! Bytes that a step moves, by formula, from the work that it planned. Codes and scales of live tokens only: unused slots
 //! and padding are no useful bytes.
 
-use crate::cache::{AttentionPlan, Class, K, SidePlan, StepPlan, V};
+use crate::cache::plan::{AttentionPlan, SidePlan, StepPlan};
+use crate::cache::{Class, K, V};
 use crate::kernels::FloatType;
 use crate::pages::PageLayout;
 use crate::scales::{BLOCK_CHANNELS, ScaleLayout};

@@ -144,10 +144,30 @@ impl Book {
         Ok(())
     }
 
+    /// The length nearest to `len` to which a sequence can be truncated, or at which it can be forked.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`].
+    pub fn nearest_cut(&self, id: SequenceId, len: u32) -> Result<u32> {
+        let sequence = self.sequence(id)?;
+        Ok(self.nearest(sequence, len.min(sequence.len)))
+    }
+
+    fn nearest(&self, sequence: &Sequence, len: u32) -> u32 {
+        let works = |len: &u32| {
+            self.sides(sequence)
+                .all(|(class, s, state)| cut(class, s, state, *len).is_some())
+        };
+        // The empty sequence and the whole one always work.
+        let below = (0..=len).rev().find(works).unwrap_or(0);
+        let above = (len..=sequence.len).find(works).unwrap_or(sequence.len);
+        if above - len < len - below { above } else { below }
+    }
+
     fn shortened(&self, id: SequenceId, len: u32, what: &str) -> Result<Sequence> {
         let sequence = self.sequence(id)?;
         let refuse = |reason: String, advice: String| Error::Usage {
-            asked: format!("{what} of sequence {} to {len} tokens", id.0),
+            asked: format!("{what} of sequence {id} to {len} tokens"),
             reason,
             advice,
         };
@@ -155,15 +175,8 @@ impl Book {
             let held = format!("it has {}", sequence.len);
             return Err(refuse(held, "ask for at most that many".to_owned()));
         }
-        let works = |len: u32| {
-            self.sides(sequence)
-                .all(|(class, s, state)| cut(class, s, state, len).is_some())
-        };
-        if !works(len) {
-            // The empty sequence always works.
-            let below = (0..len).rev().find(|&n| works(n)).unwrap_or(0);
-            let above = (len..=sequence.len).find(|&n| works(n)).unwrap_or(sequence.len);
-            let nearest = if above - len < len - below { above } else { below };
+        let nearest = self.nearest(sequence, len);
+        if nearest != len {
             return Err(refuse(
                 "the end would lie within a packed group of a per-channel side".to_owned(),
                 format!(
@@ -412,34 +425,44 @@ impl Book {
         pools.sum()
     }
 
-    /// Bytes of a buffer of a pool: the last one may be smaller.
+    /// Bytes of a buffer of a pool: the last one may be smaller. 0 for a buffer that the pool never has.
     pub fn buffer_bytes(&self, id: PoolId, number: u32) -> u64 {
-        let pool = self.pool(id);
-        let pages = (pool.capacity - number * pool.per_buffer).min(pool.per_buffer);
-        u64::from(pages) * pool.layout.bytes()
+        let bytes = self.pools.get(&id).map(|pool| {
+            let before = number.saturating_mul(pool.per_buffer);
+            let pages = pool.capacity.saturating_sub(before).min(pool.per_buffer);
+            u64::from(pages) * pool.layout.bytes()
+        });
+        bytes.unwrap_or(0)
     }
 
-    /// The buffer of a page, and the page's number in it.
-    pub fn locate(&self, id: PoolId, page: u32) -> (u32, u32) {
-        let per_buffer = self.pool(id).per_buffer;
-        (page / per_buffer, page % per_buffer)
-    }
-
-    fn pool(&self, id: PoolId) -> &Pool {
-        // Pages come from pools that exist.
-        &self.pools[&id]
+    /// The buffer of a page that a sequence holds, and the page's number in it.
+    pub fn locate(&self, held: &HeldPage) -> (u32, u32) {
+        let per_buffer = self.pools.get(&held.pool).map_or(1, |pool| pool.per_buffer);
+        (held.page / per_buffer, held.page % per_buffer)
     }
 
     /// Bytes of the pages in use, all layers, those in full precision too. Shared pages count once.
     pub fn bytes_in_use(&self) -> BytesInUse {
         let mut bytes = BytesInUse::default();
         for pool in self.pools() {
-            let (pages, page) = (u64::from(pool.used) * u64::from(pool.layers), pool.layout);
-            bytes.scales += pages * page.scale_bytes();
-            bytes.padding += pages * page.padding_bytes();
-            bytes.codes += pages * (page.bytes() - page.scale_bytes() - page.padding_bytes());
+            bytes.add(&pool.layout, u64::from(pool.used) * u64::from(pool.layers));
         }
         bytes
+    }
+
+    /// Bytes of the pages that freeing a sequence gives back: those that no other shares.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`].
+    pub fn bytes_freed_by(&self, id: SequenceId) -> Result<BytesInUse> {
+        let mut bytes = BytesInUse::default();
+        for (id, page) in held(self.sequence(id)?) {
+            let Some(pool) = self.pools.get(&id) else { continue };
+            if pool.holders[page as usize] == 1 {
+                bytes.add(&pool.layout, self.geometry.classes[id.class].layers.len() as u64);
+            }
+        }
+        Ok(bytes)
     }
 
     /// Tokens for which one more sequence is sure to find pages now, by whatever steps it grows. Never too much, often too
@@ -500,7 +523,7 @@ impl Book {
         self.pending = Some(pending);
         if let Some((id, missing)) = full {
             self.take_back();
-            let free = u64::from(self.pool(id).unused());
+            let free = u64::from(self.pools.get(&id).map_or(0, Pool::unused));
             return Err(self.full(id, missing, free));
         }
         self.plan_attention(requests, &mut plan);
@@ -516,7 +539,7 @@ impl Book {
         let mut needed: BTreeMap<PoolId, u64> = BTreeMap::new();
         for &(id, new) in requests {
             let refuse = |reason: &str, advice: &str| Error::Usage {
-                asked: format!("a step of {new} tokens for sequence {}", id.0),
+                asked: format!("a step of {new} new tokens for sequence {id}"),
                 reason: reason.to_owned(),
                 advice: advice.to_owned(),
             };
@@ -527,7 +550,7 @@ impl Book {
                     "name each sequence once",
                 ));
             }
-            if self.spec.scales_from_rows() && self.sequences.values().any(|held| held.len > 0) {
+            if new > 0 && self.spec.scales_from_rows() && self.sequences.values().any(|held| held.len > 0) {
                 return Err(refuse(
                     "per-tensor scales come from the rows of one step, and the cache already holds tokens under others",
                     "free its sequences first, or give calibrated scales",

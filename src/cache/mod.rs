@@ -83,6 +83,7 @@
 //!   which they were recorded, and before [`KvCache::restore`], which writes at once.
 //! - A sliding window ([`AttentionOptions::window`](crate::options::AttentionOptions::window)) spares work, not memory: its
 //!   layers keep every token.
+//! - A commit is the books' alone: an encoder that is thrown away after it leaves pages without rows.
 //! - [`SequenceId`]s are never used again; one that was freed, or is of another cache, is an error.
 //!
 //! # Memory
@@ -116,7 +117,7 @@
 //! ```
 
 mod book;
-mod plan;
+pub mod plan;
 mod planner;
 mod pool;
 mod saved;
@@ -125,7 +126,6 @@ mod spec;
 mod step;
 
 pub use book::Book;
-pub use plan::{AttentionPlan, ClassPlan, CopiedPage, Runs, Segment, SegmentKind, SidePlan, StepPlan, Wave};
 pub use pool::{BytesInUse, PoolId, PoolState};
 pub use sequence::{HeldPage, SequenceId};
 pub use spec::{
@@ -133,6 +133,8 @@ pub use spec::{
     TensorScales, V,
 };
 pub use step::Step;
+
+use plan::SegmentKind;
 
 use std::future::Future;
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -222,10 +224,7 @@ struct Partials {
 /// Commands are recorded into the caller's encoders and submitted by the caller, in the order in which they were
 /// recorded: a page that one step frees is used by later ones. Several steps may go into one encoder.
 ///
-/// Kernels are compiled when a step first needs them, on the thread that records it: run a prefill and a decode step, of a
-/// sequence long enough to have packed and waiting tokens, in each type of rows, queries and outputs before the first
-/// request that must be quick. Futures ask the device each time they are
-/// polled; [`Gpu::block_on`] waits without spinning.
+/// Kernels are compiled when a step first needs them, on the thread that records it; [`KvCache::prepare`] does so before.
 #[derive(Debug)]
 pub struct KvCache {
     gpu: Gpu,
@@ -252,6 +251,7 @@ pub struct KvCache {
 /// What a device must offer for a cache, for `wgpu::DeviceDescriptor`. An engine with needs of its own joins them:
 /// `features | own`, `limits.or_better_values_from(&own)`.
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub struct Requirements {
     /// Features.
     pub features: wgpu::Features,
@@ -437,6 +437,33 @@ impl KvCache {
         }
     }
 
+    /// Builds every kernel that steps with rows, queries and outputs of such types may need. Without it each is built when
+    /// it is first needed, which takes some drivers seconds.
+    ///
+    /// # Errors
+    /// [`Error::Shader`] and [`Error::Device`] where the driver refuses.
+    pub fn prepare(&self, rows: FloatType, queries: FloatType, outputs: FloatType) -> Result<()> {
+        self.merge(outputs)?;
+        for (c, class) in self.classes.iter().enumerate() {
+            for kernels in class
+                .sides
+                .iter()
+                .flat_map(|side| [&side.direct, &side.wait])
+                .flatten()
+            {
+                kernels.kernel(&self.gpu, rows)?;
+            }
+            let waiting = self.book.geometry().classes[c].waiting;
+            for kind in SegmentKind::all() {
+                let exists = |side: usize, waits: bool| !waits || waiting[side].is_some();
+                if exists(K, kind.k_waits) && exists(V, kind.v_waits) {
+                    self.attention(c, kind, queries)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Makes the buffers of all pages that are in use now, or will be by the step at hand. All or nothing: where memory
     /// runs out, what was made goes back.
     fn grow(&mut self) -> Result<()> {
@@ -579,7 +606,7 @@ impl KvCache {
     }
 
     fn locate(&self, page: &HeldPage) -> Result<(&wgpu::Buffer, u32)> {
-        let (buffer, number) = self.book.locate(page.pool, page.page);
+        let (buffer, number) = self.book.locate(page);
         Ok((
             self.buffer(page.layer, page.pool.side, page.pool.waiting, buffer)?,
             number,

@@ -59,6 +59,15 @@ pub struct SegmentKind {
 }
 
 impl SegmentKind {
+    /// All of them.
+    pub fn all() -> impl Iterator<Item = SegmentKind> {
+        (0..8).map(|bits| SegmentKind {
+            k_waits: bits & 1 != 0,
+            v_waits: bits & 2 != 0,
+            prefill: bits & 4 != 0,
+        })
+    }
+
     /// A number below 8 of its own.
     pub fn index(self) -> usize {
         usize::from(self.k_waits) | usize::from(self.v_waits) << 1 | usize::from(self.prefill) << 2
@@ -155,11 +164,20 @@ impl StepPlan {
     /// those in which no query sees a token.
     ///
     /// # Errors
-    /// [`Error::Limit`] for a context that takes more than 2^31 partials, and for a step of more than 2^22 work items.
+    /// [`Error::Shape`] for a class that the cache lacks; [`Error::Limit`] for a context that takes more than 2^31 partials,
+    /// and for a step of more than 2^22 work items.
     pub fn attention(&self, class: usize, reach: Reach) -> Result<AttentionPlan> {
         let mut plan = AttentionPlan::default();
         let mut items = 0;
-        for (sequence, pieces) in &self.classes[class].attended {
+        let Some(class) = self.classes.get(class) else {
+            return Err(Error::Shape {
+                what: "class of layers",
+                value: class as u64,
+                limit: format!("the cache has {}, counted from 0", self.classes.len()),
+                advice: "ask Geometry::class_of".to_owned(),
+            });
+        };
+        for (sequence, pieces) in &class.attended {
             self.tiles(*sequence, pieces, reach, &mut items, &mut plan)?;
         }
         Ok(plan)

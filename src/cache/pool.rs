@@ -108,6 +108,7 @@ impl Pool {
 
 /// A pool as its user sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PoolState {
     /// Which pool.
     pub id: PoolId,
@@ -129,6 +130,7 @@ pub struct PoolState {
 
 /// Pages in use by their parts, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct BytesInUse {
     /// Codes, of packed and of waiting tokens, unused slots too.
     pub codes: u64,
@@ -139,6 +141,12 @@ pub struct BytesInUse {
 }
 
 impl BytesInUse {
+    pub(super) fn add(&mut self, page: &PageLayout, pages: u64) {
+        self.scales += pages * page.scale_bytes();
+        self.padding += pages * page.padding_bytes();
+        self.codes += pages * (page.bytes() - page.scale_bytes() - page.padding_bytes());
+    }
+
     /// All of it.
     pub fn total(&self) -> u64 {
         self.codes + self.scales + self.padding

@@ -1,6 +1,7 @@
 //! Sequences: which pages hold their tokens, and where they may be cut.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::ops::Range;
 
 use super::pool::PoolId;
@@ -10,6 +11,13 @@ use crate::pages::PageLayout;
 /// A sequence of a cache. Never used again, nor by another cache of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SequenceId(pub(super) u64);
+
+impl fmt::Display for SequenceId {
+    /// The number by which errors name it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
 /// One side of a sequence in layers of one class: tokens below the boundary are packed, the rest wait.
 #[derive(Debug, Clone, Default)]
 pub(super) struct SideState {

@@ -32,6 +32,7 @@ const BUFFER_ALIGNMENT: u64 = 256;
 
 /// Where per-tensor scales come from.
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub enum TensorScales {
     /// Fixed when the cache is made: `[layer][K, V]`, given or from [`KvCache::calibrated`](super::KvCache::calibrated).
     Given(Vec<[f32; 2]>),
@@ -89,6 +90,7 @@ pub struct CacheSpec {
     pub budget: u64,
     /// Bytes by which the pages grow at a time, about. Smaller steps take less memory while the cache is not full;
     /// each pool then lies in more buffers, and attention takes a dispatch for each of them.
+    /// Any number will do: each pool grows by one page at least, and by no more than the budget buys.
     pub growth: u64,
     /// Per-tensor scales, an entry for every layer; those of sides without such scales may be any numbers. `Given` and empty
     /// where no side has one.
@@ -97,6 +99,7 @@ pub struct CacheSpec {
 
 /// Layers that are stored alike: they share page tables and plans.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Class {
     /// How they are stored.
     pub spec: LayerSpec,
@@ -147,6 +150,7 @@ impl Class {
 
 /// What a cache of some spec looks like.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Geometry {
     /// Layers stored alike, in the order of their first layer.
     pub classes: Vec<Class>,
@@ -160,6 +164,7 @@ pub struct Geometry {
 
 /// What tokens and sequences of a cache take, in bytes of all layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Costs {
     /// One packed page of K and of V in every layer.
     pub page: u64,
@@ -356,8 +361,11 @@ impl CacheSpec {
             return shape("sequences", u64::from(self.sequences), "1 to 65536 sequences");
         }
         if ![Side::F16, Side::F32].contains(&self.waiting) {
-            let bits = u64::from(self.waiting.element.bits());
-            return shape("waiting bits", bits, "tokens wait as f16 (or f32)");
+            return Err(Error::Usage {
+                asked: format!("tokens that wait as `{}`", self.waiting),
+                reason: "they wait in full precision".to_owned(),
+                advice: "let them wait as f16 (or f32)".to_owned(),
+            });
         }
         heads_ratio(self.q_heads, self.kv_heads.max(1))?;
         if let TensorScales::Given(scales) = &self.tensor_scales {
@@ -440,7 +448,9 @@ impl CacheSpec {
                 what: "per-tensor scales (layers)",
                 value: scales.len() as u64,
                 limit: format!("one pair of scales for each of the {layers} layers"),
-                advice: "calibrate on your data".to_owned(),
+                advice:
+                    "set CacheSpec::tensor_scales: calibrate with Step::calibrate and KvCache::calibrated"
+                        .to_owned(),
             });
         }
         for (layer, pair) in scales.iter().enumerate() {

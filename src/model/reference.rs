@@ -1,7 +1,8 @@
 //! The model on the CPU reference, in f64. Rows enter the cache as f32.
 
 use super::{Backend, Config, EPSILON, Matrix, Model, Weights, forward};
-use crate::cache::{CacheSpec, SequenceId, StepPlan};
+use crate::cache::plan::StepPlan;
+use crate::cache::{CacheSpec, SequenceId};
 use crate::error::Result;
 use crate::options::AttentionOptions;
 use crate::reference::ReferenceCache;

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use super::{
     AttentionShape, Partials, amax, attention_merge, attention_split, quantize, quantize_group, tensor_scale,
 };
-use crate::cache::{Book, CacheSpec, HeldPage, K, PoolId, Runs, SequenceId, StepPlan, TensorScales, V};
+use crate::cache::plan::{Runs, StepPlan};
+use crate::cache::{Book, CacheSpec, HeldPage, K, PoolId, SequenceId, TensorScales, V};
 use crate::error::{Error, Result};
 use crate::formats::Element;
 use crate::options::AttentionOptions;
@@ -240,7 +241,12 @@ impl ReferenceCache {
     fn words_of(&self, held: &[HeldPage]) -> Vec<u32> {
         let words = held.iter().flat_map(|page| {
             let pool = self.pool(page.layer, page.pool.class, page.pool.side, page.pool.waiting);
-            page.live_words(&pool[page.layout.range(page.page)])
+            // Pages of a plan that was committed without its append were never made: they hold nothing.
+            let words = pool.get(page.layout.range(page.page));
+            words.map_or_else(
+                || vec![0; page.layout.words as usize],
+                |words| page.live_words(words),
+            )
         });
         words.collect()
     }

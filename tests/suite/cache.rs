@@ -3,7 +3,7 @@
 use kvpack::cache::{Book, CacheSpec, K, KvCache, LayerSpec, SequenceId, TensorScales, V};
 use kvpack::formats::Element;
 use kvpack::gpu::{Gpu, Selection};
-use kvpack::kernels::Outputs;
+use kvpack::kernels::{FloatType, Outputs};
 use kvpack::options::AttentionOptions;
 use kvpack::reference::ReferenceCache;
 use kvpack::scales::{ScaleLayout, ScaleType};
@@ -763,16 +763,6 @@ fn specs_that_do_not_fit_are_refused_by_name() {
             },
             "G = 64",
         ),
-        (
-            CacheSpec {
-                waiting: Side {
-                    element: Element::Int8,
-                    ..Side::F16
-                },
-                ..good.clone()
-            },
-            "wait as f16",
-        ),
     ];
     for (spec, part) in cases {
         let error = ReferenceCache::new(spec).unwrap_err();
@@ -781,6 +771,9 @@ fn specs_that_do_not_fit_are_refused_by_name() {
             "{part}: {error}"
         );
     }
+    let waiting = "int8".parse().unwrap();
+    let error = ReferenceCache::new(CacheSpec { waiting, ..good }).unwrap_err();
+    assert!(error.to_string().contains("wait as `int8`"), "{error}");
 }
 
 #[test]
@@ -905,5 +898,54 @@ fn per_tensor_scales_from_rows_are_those_of_the_sides_own_element() {
         }
         // The largest number takes the largest code: nothing saturates and nothing is left unused.
         assert_eq!(gpu.status().saturated, 0, "{element:?}");
+    }
+}
+
+#[test]
+fn what_a_cut_and_a_free_will_do_is_told_before() {
+    let mut cache = ReferenceCache::new(spec("int4c/int4".parse().unwrap(), [0; 2], 8)).unwrap();
+    let id = Cache::open(&mut cache);
+    cache.grow(Rows::Plain, &[(id, 1, 100)]);
+    let book = cache.book_mut();
+    // K is packed up to 96, in groups of 32.
+    for (wanted, nearest) in [
+        (100, 100),
+        (98, 98),
+        (95, 96),
+        (79, 64),
+        (70, 64),
+        (10, 0),
+        (1000, 100),
+    ] {
+        assert_eq!(book.nearest_cut(id, wanted).unwrap(), nearest, "{wanted}");
+        book.fork(id, nearest)
+            .map(|fork| book.free(fork))
+            .unwrap()
+            .unwrap();
+        let refused = wanted != nearest && book.truncate(id, wanted).is_err();
+        assert!(wanted == nearest || refused, "{wanted}");
+    }
+    let fork = book.fork(id, 64).unwrap();
+    assert_eq!(book.bytes_freed_by(fork).unwrap().total(), 0);
+    cache.grow(Rows::Plain, &[(fork, 2, 30)]);
+    let book = cache.book_mut();
+    for id in [fork, id] {
+        let (before, told) = (book.bytes_in_use(), book.bytes_freed_by(id).unwrap());
+        assert!(told.total() > 0);
+        book.free(id).unwrap();
+        assert_eq!(before.total() - book.bytes_in_use().total(), told.total());
+        assert!(book.bytes_freed_by(id).is_err() && book.nearest_cut(id, 0).is_err());
+    }
+    assert_eq!(book.bytes_in_use().total(), 0);
+}
+
+#[test]
+fn kernels_can_be_built_before_they_are_needed() {
+    let Some(gpu) = gpu("kernels_can_be_built_before_they_are_needed") else {
+        return;
+    };
+    let cache = KvCache::new(gpu, spec("f16".parse().unwrap(), [0; 2], 1)).unwrap();
+    for float in [FloatType::F32, FloatType::F16] {
+        cache.prepare(float, float, float).unwrap();
     }
 }

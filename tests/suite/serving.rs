@@ -4,7 +4,8 @@ use std::ops::Range;
 use std::process::Command;
 
 use half::f16;
-use kvpack::cache::{Book, CacheSpec, K, KvCache, LayerSpec, SequenceId, StepPlan, TensorScales, V};
+use kvpack::cache::plan::StepPlan;
+use kvpack::cache::{Book, CacheSpec, K, KvCache, LayerSpec, SequenceId, TensorScales, V};
 use kvpack::gpu::{Gpu, Selection, fold};
 use kvpack::kernels::RowStrides;
 use kvpack::kernels::quantize::{self, Quantize, Source};
@@ -592,7 +593,7 @@ fn lng_07_page_times_words_stays_below_32_bits_in_every_buffer() {
         book.commit(plan).unwrap();
         let held = book.held_pages_of(id, 0, K).unwrap();
         for page in [2066, 4095, 4096, 8999] {
-            let place = book.locate(held[page].pool, held[page].page);
+            let place = book.locate(&held[page]);
             let page = page as u32;
             assert_eq!(place, (page / per_buffer, page % per_buffer));
         }
