@@ -225,6 +225,7 @@ struct Partials {
 /// recorded: a page that one step frees is used by later ones. Several steps may go into one encoder.
 ///
 /// Kernels are compiled when a step first needs them, on the thread that records it; [`KvCache::prepare`] does so before.
+/// Futures ask the device each time they are polled; [`Gpu::block_on`] waits without spinning.
 #[derive(Debug)]
 pub struct KvCache {
     gpu: Gpu,
