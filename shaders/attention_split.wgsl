@@ -11,7 +11,9 @@ const HEAD_TILES: u32 = (RATIO + HEAD_TILE - 1u) / HEAD_TILE;
 const K_QUADS: u32 = K_HEAD_DIM / 4u;
 const V_QUADS: u32 = V_HEAD_DIM / 4u;
 const K_CHUNKS: u32 = (K_QUADS + K_CHUNK_QUADS - 1u) / K_CHUNK_QUADS;
-const OUT: u32 = min(2u, V_CHUNK_QUADS); // channel quads of an invocation's output: two where a word holds both
+const SLOT_QUADS: u32 = 2u; // 1 or 2: slot quads of an invocation; each query quad that it loads serves them all
+const TILE: u32 = SLOT_QUADS * WG_SIZE; // slot quads of a tile
+const OUT: u32 = 2u; // channel quads of an invocation's output (a and b): each probability that it loads serves both
 const OUT_UNITS: u32 = V_QUADS / OUT;
 const LANES: u32 = WG_SIZE / OUT_UNITS; // invocations that share a unit of the output
 const PAGE_QUADS: u32 = K_PAGE_TOKENS / 4u;
@@ -23,6 +25,7 @@ const_assert K_PAGE_TOKENS == V_PAGE_TOKENS;
 const_assert K_HEADS == V_HEADS;
 const_assert OUT_UNITS <= WG_SIZE;
 const_assert V_QUADS % OUT == 0u;
+const_assert SLOT_QUADS == 1u || SLOT_QUADS == 2u;
 const_assert WG_SIZE % REDUCERS == 0u;
 const_assert ROWS <= WG_SIZE;
 
@@ -60,7 +63,7 @@ struct Item {
 @group(0) @binding(8) var<storage, read_write> partial_ml: array<vec2<f32>>; // [partial] (m, l)
 
 var<workgroup> sh_q: array<vec4<f32>, ROWS * K_QUADS>; // [row, channel quad]
-var<workgroup> sh_tile: array<vec4<f32>, ROWS * WG_SIZE>; // [row, slot quad]: scores, then probabilities; outputs at the end
+var<workgroup> sh_tile: array<vec4<f32>, ROWS * TILE>; // [row, slot quad]: scores, then probabilities; outputs at the end
 var<workgroup> sh_sum: array<f32, ROWS * WG_SIZE>; // [row, invocation]: sum of its own probabilities
 var<workgroup> sh_reduced: array<f32, ROWS * REDUCERS>;
 var<workgroup> sh_largest: array<f32, ROWS>; // largest score of each row so far
@@ -124,53 +127,81 @@ fn attention_split(
         }
         workgroupBarrier();
 
-        var output: array<vec4<f32>, ROWS * OUT>; // of this invocation's unit and lane
-        for (var i = 0u; i < ROWS * OUT; i++) {
-            output[i] = vec4<f32>();
+        var output_a: array<vec4<f32>, ROWS>; // of this invocation's lane, first channel quad of its unit
+        var output_b: array<vec4<f32>, ROWS>; // second one
+        for (var r = 0u; r < ROWS; r++) {
+            output_a[r] = vec4<f32>();
+            output_b[r] = vec4<f32>();
         }
         let unit = local % OUT_UNITS;
         let lane = local / OUT_UNITS;
         let slot_quads = item.pages * PAGE_QUADS;
 
-        for (var first = 0u; first < slot_quads; first += WG_SIZE) {
-            // Scores: an invocation takes four neighbouring slots and keeps whole dot products in registers.
-            let at = first + local;
-            var scores: array<vec4<f32>, ROWS>;
+        for (var first = 0u; first < slot_quads; first += TILE) {
+            // Scores: an invocation takes one or two runs of four neighbouring slots (a and b) and keeps whole dot products
+            // in registers. Beyond the end it reads the last slots again, and they count as dead.
+            let at_a = first + local;
+            let at_b = at_a + WG_SIZE;
+            let inside_a = min(at_a, slot_quads - 1u);
+            let inside_b = min(at_b, slot_quads - 1u);
+            let entry_a = page_table[item.table + inside_a / PAGE_QUADS];
+            let entry_b = page_table[item.table + inside_b / PAGE_QUADS];
+            let slots_a = inside_a % PAGE_QUADS;
+            let slots_b = inside_b % PAGE_QUADS;
+            let live_a = live_slots(entry_a, 4u * slots_a) & vec4<bool>(at_a < slot_quads);
+            let live_b = live_slots(entry_b, 4u * slots_b) & vec4<bool>(at_b < slot_quads);
+            var scores_a: array<vec4<f32>, ROWS>;
+            var scores_b: array<vec4<f32>, ROWS>;
             for (var r = 0u; r < ROWS; r++) {
-                scores[r] = vec4<f32>();
+                scores_a[r] = vec4<f32>();
+                scores_b[r] = vec4<f32>();
             }
-            var live = vec4<bool>(false);
-            var v_scales = vec4<f32>();
-            if (at < slot_quads) {
-                let entry = page_table[item.table + at / PAGE_QUADS];
-                let slots = at % PAGE_QUADS;
-                live = live_slots(entry, 4u * slots);
-                if (any(live)) {
-                    for (var chunk = 0u; chunk < K_CHUNKS; chunk++) {
-                        let words = k_words(entry.x, kv_head, slots, chunk);
-                        // Blocks of 16 channels hold whole chunks.
-                        let block = k_block_scales(entry.x, kv_head, slots, chunk * K_CHUNK_QUADS);
-                        for (var quad = chunk * K_CHUNK_QUADS; quad < min((chunk + 1u) * K_CHUNK_QUADS, K_QUADS); quad++) {
-                            let k = k_codes(words, quad);
-                            let channels = k_channel_scales(entry.x, kv_head, slots, quad);
+            if (any(live_a | live_b)) {
+                for (var chunk = 0u; chunk < K_CHUNKS; chunk++) {
+                    let words_a = k_words(entry_a.x, kv_head, slots_a, chunk);
+                    var words_b = words_a;
+                    // Blocks of 16 channels hold whole chunks.
+                    let block_a = k_block_scales(entry_a.x, kv_head, slots_a, chunk * K_CHUNK_QUADS);
+                    var block_b = block_a;
+                    if (SLOT_QUADS == 2u) {
+                        words_b = k_words(entry_b.x, kv_head, slots_b, chunk);
+                        block_b = k_block_scales(entry_b.x, kv_head, slots_b, chunk * K_CHUNK_QUADS);
+                    }
+                    for (var quad = chunk * K_CHUNK_QUADS; quad < min((chunk + 1u) * K_CHUNK_QUADS, K_QUADS); quad++) {
+                        let k_a = k_codes(words_a, quad);
+                        let channels_a = k_channel_scales(entry_a.x, kv_head, slots_a, quad);
+                        if (SLOT_QUADS == 2u) {
+                            let k_b = k_codes(words_b, quad);
+                            let channels_b = k_channel_scales(entry_b.x, kv_head, slots_b, quad);
                             for (var r = 0u; r < ROWS; r++) {
-                                scores[r] += ((sh_q[r * K_QUADS + quad] * channels) * k) * block;
+                                let q = sh_q[r * K_QUADS + quad];
+                                scores_a[r] += ((q * channels_a) * k_a) * block_a;
+                                scores_b[r] += ((q * channels_b) * k_b) * block_b;
+                            }
+                        } else {
+                            for (var r = 0u; r < ROWS; r++) {
+                                scores_a[r] += ((sh_q[r * K_QUADS + quad] * channels_a) * k_a) * block_a;
                             }
                         }
                     }
-                    let k_scales = k_slot_scales(entry.x, kv_head, slots) * params.scale;
-                    for (var r = 0u; r < ROWS; r++) {
-                        scores[r] *= k_scales;
-                    }
-                    v_scales = v_slot_scales(entry.y, kv_head, slots);
                 }
             }
+            let k_scales_a = k_slot_scales(entry_a.x, kv_head, slots_a) * params.scale;
+            let k_scales_b = k_slot_scales(entry_b.x, kv_head, slots_b) * params.scale;
+            let v_scales_a = v_slot_scales(entry_a.y, kv_head, slots_a);
+            let v_scales_b = v_slot_scales(entry_b.y, kv_head, slots_b);
             for (var r = 0u; r < ROWS; r++) {
-                sh_tile[r * WG_SIZE + local] = scores[r];
+                sh_tile[r * TILE + local] = scores_a[r] * k_scales_a;
+                if (SLOT_QUADS == 2u) {
+                    sh_tile[r * TILE + WG_SIZE + local] = scores_b[r] * k_scales_b;
+                }
             }
-            let position = item.position + 4u * at;
-            for (var i = local; i < ROWS * WG_SIZE; i += WG_SIZE) {
-                let seen = live & in_reach(position, item.query_position + i / (WG_SIZE * HEAD_TILE));
+            let position_a = item.position + 4u * at_a;
+            let position_b = item.position + 4u * at_b;
+            for (var i = local; i < ROWS * TILE; i += WG_SIZE) {
+                let second = i % TILE >= WG_SIZE;
+                let seen = select(live_a, live_b, second)
+                    & in_reach(select(position_a, position_b, second), item.query_position + i / (TILE * HEAD_TILE));
                 var score = sh_tile[i];
                 if (params.softcap > 0.0) {
                     score = capped(score, params.softcap);
@@ -182,7 +213,7 @@ fn attention_split(
             // The largest score of each row.
             for (var i = local; i < ROWS * REDUCERS; i += WG_SIZE) {
                 var m = LOWEST;
-                for (var j = i / REDUCERS * WG_SIZE + i % REDUCERS; j < (i / REDUCERS + 1u) * WG_SIZE; j += REDUCERS) {
+                for (var j = i / REDUCERS * TILE + i % REDUCERS; j < (i / REDUCERS + 1u) * TILE; j += REDUCERS) {
                     let s = sh_tile[j];
                     m = max(m, max(max(s.x, s.y), max(s.z, s.w)));
                 }
@@ -200,23 +231,28 @@ fn attention_split(
             workgroupBarrier();
 
             // Probabilities relative to the largest score so far, times the values' slot scales.
-            for (var i = local; i < ROWS * WG_SIZE; i += WG_SIZE) {
-                let r = i / WG_SIZE;
-                let seen = live & in_reach(position, item.query_position + r / HEAD_TILE);
+            for (var i = local; i < ROWS * TILE; i += WG_SIZE) {
+                let r = i / TILE;
+                let second = i % TILE >= WG_SIZE;
+                let seen = select(live_a, live_b, second)
+                    & in_reach(select(position_a, position_b, second), item.query_position + r / HEAD_TILE);
                 let p = select(vec4<f32>(), exp(sh_tile[i] - vec4<f32>(sh_largest[r])), seen);
-                sh_sum[i] = sh_sum[i] * sh_shrink[r] + ((p.x + p.y) + (p.z + p.w));
+                // What earlier tiles added shrinks once.
+                let before = sh_sum[r * WG_SIZE + local] * select(sh_shrink[r], 1.0, second);
+                sh_sum[r * WG_SIZE + local] = before + ((p.x + p.y) + (p.z + p.w));
                 // Selected again: the value scale of a dead slot may be NaN, and 0 x NaN is NaN.
-                sh_tile[i] = select(vec4<f32>(), p * v_scales, seen);
+                sh_tile[i] = select(vec4<f32>(), p * select(v_scales_a, v_scales_b, second), seen);
             }
             workgroupBarrier();
 
             // Values: an invocation takes one unit of channels and every LANES-th slot quad of a page, page by page, so that
             // page table entries are loaded once.
-            for (var i = 0u; i < ROWS * OUT; i++) {
-                output[i] *= sh_shrink[i / OUT];
+            for (var r = 0u; r < ROWS; r++) {
+                output_a[r] *= sh_shrink[r];
+                output_b[r] *= sh_shrink[r];
             }
             if (lane < LANES) {
-                let end = min(first + WG_SIZE, slot_quads);
+                let end = min(first + TILE, slot_quads);
                 for (var page = first / PAGE_QUADS; page * PAGE_QUADS < end; page++) {
                     let entry = page_table[item.table + page];
                     let begin = page * PAGE_QUADS;
@@ -224,26 +260,29 @@ fn attention_split(
                         let slots = at - begin;
                         let used = live_slots(entry, 4u * slots);
                         if (any(used)) {
-                            let words = v_words(entry.y, kv_head, slots, unit * OUT / V_CHUNK_QUADS);
-                            var block = v_block_scales(entry.y, kv_head, slots, unit * OUT);
-                            if (!all(used)) {
-                                block = select(vec4<f32>(), block, used);
+                            let quad = unit * OUT;
+                            let words_a = v_words(entry.y, kv_head, slots, quad / V_CHUNK_QUADS);
+                            var words_b = words_a;
+                            if (V_CHUNK_QUADS == 1u) {
+                                words_b = v_words(entry.y, kv_head, slots, quad + 1u);
                             }
-                            for (var o = 0u; o < OUT; o++) {
-                                let quad = unit * OUT + o;
-                                var v = v_codes(words, quad);
-                                if (!all(used)) {
-                                    // Dead slots never enter the arithmetic.
-                                    v[0] = select(vec4<f32>(), v[0], used.x);
-                                    v[1] = select(vec4<f32>(), v[1], used.y);
-                                    v[2] = select(vec4<f32>(), v[2], used.z);
-                                    v[3] = select(vec4<f32>(), v[3], used.w);
+                            var v_a = v_codes(words_a, quad);
+                            var v_b = v_codes(words_b, quad + 1u);
+                            var block = v_block_scales(entry.y, kv_head, slots, quad);
+                            if (!all(used)) {
+                                // Dead slots never enter the arithmetic.
+                                block = select(vec4<f32>(), block, used);
+                                for (var i = 0u; i < 4u; i++) {
+                                    v_a[i] = select(vec4<f32>(), v_a[i], used[i]);
+                                    v_b[i] = select(vec4<f32>(), v_b[i], used[i]);
                                 }
-                                let channels = v_channel_scales(entry.y, kv_head, slots, quad);
-                                for (var r = 0u; r < ROWS; r++) {
-                                    let p = sh_tile[r * WG_SIZE + at - first];
-                                    output[r * OUT + o] += (v * (p * block)) * channels;
-                                }
+                            }
+                            let channels_a = v_channel_scales(entry.y, kv_head, slots, quad);
+                            let channels_b = v_channel_scales(entry.y, kv_head, slots, quad + 1u);
+                            for (var r = 0u; r < ROWS; r++) {
+                                let p = sh_tile[r * TILE + at - first] * block;
+                                output_a[r] += (v_a * p) * channels_a;
+                                output_b[r] += (v_b * p) * channels_b;
                             }
                         }
                     }
@@ -262,7 +301,7 @@ fn attention_split(
         }
         for (var o = 0u; o < OUT; o++) {
             for (var r = 0u; r < ROWS; r++) {
-                sh_tile[r * WG_SIZE + local] = output[r * OUT + o];
+                sh_tile[r * WG_SIZE + local] = select(output_a[r], output_b[r], o == 1u);
             }
             workgroupBarrier();
             for (var i = local; i < ROWS * OUT_UNITS; i += WG_SIZE) {

@@ -565,7 +565,10 @@ mod tests {
         refused(&|o| o.batch = 100_000, "sequences = 100000");
         refused(&|o| o.shape.layers = u32::MAX, "layers = 4294967295");
         refused(&|o| o.shape.layers = 0, "layers = 0");
-        refused(&|o| o.shape.kv_heads = u32::MAX, "query heads are a whole multiple");
+        refused(
+            &|o| o.shape.kv_heads = u32::MAX,
+            "query heads are a whole multiple",
+        );
         refused(
             &|o| (o.shape.kv_heads, o.shape.q_heads) = (2000, 2000),
             "kv_heads = 2000",

@@ -74,13 +74,18 @@ pub struct Tiling {
     pub head_tile: u32,
     /// Query tokens of one workgroup.
     pub token_tile: u32,
+    /// Runs of four neighbouring slots that an invocation scores at a time: 1, or 2 where workgroup memory allows.
+    pub slot_quads: u32,
 }
 
 impl Tiling {
     /// The largest tile that fits workgroup memory and registers. K and V are then read once for all query heads of a
     /// KV head wherever their number is at most 8 (7 from head_dim 184 on, 6 at 256).
     pub fn new(k: &PageLayout, ratio: u32, prefill: bool) -> Tiling {
-        let rows = (WORKGROUP_BYTES / row_bytes(k.head_dim)).min(MAX_ROWS);
+        let rows = |slot_quads| (WORKGROUP_BYTES / row_bytes(k.head_dim, slot_quads)).min(MAX_ROWS);
+        // One read of K and V for all query heads goes before two runs of slots.
+        let slot_quads = if ratio <= rows(2) { 2 } else { 1 };
+        let rows = rows(slot_quads);
         // Even tiles: 12 heads are 6 + 6 rather than 8 + 4.
         let head_tile = ratio.div_ceil(ratio.div_ceil(rows));
         let token_tile = if prefill {
@@ -91,13 +96,15 @@ impl Tiling {
         Tiling {
             head_tile,
             token_tile,
+            slot_quads,
         }
     }
 
     /// Workgroup memory of the kernel, in bytes: each of its arrays takes a multiple of 16.
     pub fn workgroup_bytes(self, k: &PageLayout) -> u32 {
         let rows = self.head_tile * self.token_tile;
-        rows * (k.head_dim * 4 + WG_SIZE * (16 + 4) + 8 * 4) + 2 * (rows * 4).next_multiple_of(16)
+        rows * (k.head_dim * 4 + WG_SIZE * (self.slot_quads * 16 + 4) + 8 * 4)
+            + 2 * (rows * 4).next_multiple_of(16)
     }
 
     /// Checks a tile that did not come from [`Tiling::new`]; wgpu does not count workgroup memory.
@@ -115,6 +122,14 @@ impl Tiling {
                 });
             }
         }
+        if ![1, 2].contains(&self.slot_quads) {
+            return Err(Error::Shape {
+                what: "slot_quads",
+                value: u64::from(self.slot_quads),
+                limit: "an invocation scores 1 or 2 runs of slots at a time".to_owned(),
+                advice: "let Tiling::new choose the tile".to_owned(),
+            });
+        }
         let needed = self.workgroup_bytes(k);
         if needed > WORKGROUP_BYTES {
             return Err(Error::Limit {
@@ -129,8 +144,8 @@ impl Tiling {
 }
 
 /// An upper bound of one row's workgroup memory.
-const fn row_bytes(head_dim: u32) -> u32 {
-    head_dim * 4 + WG_SIZE * (16 + 4) + 8 * 4 + 2 * 16
+const fn row_bytes(head_dim: u32, slot_quads: u32) -> u32 {
+    head_dim * 4 + WG_SIZE * (slot_quads * 16 + 4) + 8 * 4 + 2 * 16
 }
 
 /// The buffers of one dispatch.
@@ -173,7 +188,8 @@ pub fn composer(k: &PageLayout, v: &PageLayout, ratio: u32, tiling: Tiling, q: F
         .reads_side("v", v)
         .set("RATIO", ratio)
         .set("HEAD_TILE", tiling.head_tile)
-        .set("TOKEN_TILE", tiling.token_tile);
+        .set("TOKEN_TILE", tiling.token_tile)
+        .set("SLOT_QUADS", tiling.slot_quads);
     match q {
         FloatType::F32 => composer.part("parts/q_f32", include_str!("../../shaders/parts/q_f32.wgsl")),
         FloatType::F16 => composer

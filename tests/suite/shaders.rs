@@ -738,6 +738,7 @@ fn dev_06_workgroup_memory_above_the_default_limit() {
         Tiling {
             head_tile: 16,
             token_tile: 1,
+            slot_quads: 1,
         },
         FloatType::F32,
     )
@@ -758,6 +759,7 @@ fn dev_15_a_constant_that_makes_an_array_empty_is_refused_by_name() {
             Tiling {
                 head_tile: 0,
                 token_tile: 1,
+                slot_quads: 1,
             },
         ),
         (
@@ -765,6 +767,15 @@ fn dev_15_a_constant_that_makes_an_array_empty_is_refused_by_name() {
             Tiling {
                 head_tile: 1,
                 token_tile: 0,
+                slot_quads: 1,
+            },
+        ),
+        (
+            "SLOT_QUADS",
+            Tiling {
+                head_tile: 1,
+                token_tile: 1,
+                slot_quads: 0,
             },
         ),
     ] {
