@@ -1,4 +1,25 @@
 //! `attention_split`: attention over ranges of pages, straight from the packed words, into partials.
+//!
+//! # What it costs
+//!
+//! For a token of one KV head, M query heads (rows of a workgroup), d channels of b bits on K and on V:
+//!
+//! | | K | V |
+//! |---|---|---|
+//! | bytes of codes | d b / 8 | d b / 8 |
+//! | bytes of scales | 2 per token; 2 d / G per channel; d / 16 per block | the same |
+//! | multiply-adds | d M | d M |
+//! | decodings, once for all M | d | d |
+//! | loads of packed words | d b / 32 | d b / 32 |
+//! | loads from workgroup memory | d M / 8: a quad of q serves 8 slots | d M / 8: four probabilities serve 8 channels |
+//!
+//! A decoding is two shifts and a conversion for integers, about seven integer operations for FP4, eight for FP8 and f16.
+//! Scales of tokens and blocks multiply sums; those of channels multiply q, once for four slots.
+//!
+//! On a GPU with enough arithmetic the bytes are the floor. A software driver gathers every 32-bit word of every lane by
+//! itself, from memory and from workgroup memory alike, so there the floor is the loads, b / 32 + M / 8 for a number: with
+//! M = 1 they are as 2.5 : 1.5 : 1 for f16, int8 and int4 (measured 2.1 : 1.3 : 1 on llvmpipe), with M = 4 as
+//! 1.6 : 1.2 : 1 (measured 1.5 : 1.1 : 1); see `benches/record`.
 
 use std::sync::Arc;
 
