@@ -40,7 +40,10 @@ pub enum Error {
         value: f64,
     },
     /// The cache or one of its pools is full; nothing was changed.
-    #[error("the cache is full: {what}: {} pages are needed and {free} are free; {advice}", missing + free)]
+    #[error(
+        "the cache is full: {what}: {} pages are needed, {free} are free, {missing} are missing; {advice}",
+        missing + free
+    )]
     CacheFull {
         /// Which pool.
         what: String,

@@ -459,7 +459,7 @@ fn a_full_cache_says_what_is_missing_and_changes_nothing() {
             "{pair}: {said}"
         );
         assert!(
-            said.contains(&format!("{pool}: 2 pages are needed and 1 are free")),
+            said.contains(&format!("{pool}: 2 pages are needed, 1 are free, 1 are missing")),
             "{pair}: {said}"
         );
         assert_eq!(books(&cache, &[a, b]), before, "{pair}");
