@@ -198,8 +198,10 @@ fn chunks_do_not_change_the_bytes_on_the_reference() {
     let mut cases = 0;
     for side in Side::all() {
         let windows = || prop_oneof![Just(0_u32), Just(8), Just(5)];
+        let sinks = || prop_oneof![2 => Just(0_u32), 1 => Just(4), 1 => Just(37)];
         let strategy = (
             [windows(), windows()],
+            [sinks(), sinks()],
             1_u32..300,
             proptest::collection::vec(1_u32..80, 0..12),
             proptest::bool::weighted(0.2),
@@ -215,10 +217,16 @@ fn chunks_do_not_change_the_bytes_on_the_reference() {
             rng_seed: seed,
             ..config
         });
-        let run = |(window, len, cuts, one_by_one, seed): ([u32; 2], u32, Vec<u32>, bool, u64)| {
+        type Case = ([u32; 2], [u32; 2], u32, Vec<u32>, bool, u64);
+        let run = |(window, sink_tokens, len, cuts, one_by_one, seed): Case| {
             cases += 1;
             // Two sequences in one cache: the second grows in the same steps and must change nothing.
-            let spec = spec(Pair::same(side), window, 8);
+            let layer = LayerSpec {
+                window,
+                sink_tokens,
+                ..LayerSpec::new(Pair::same(side))
+            };
+            let spec = spec_of(layer, 8);
             let mut chunked = ReferenceCache::new(spec.clone()).unwrap();
             let (a, b) = (Cache::open(&mut chunked), Cache::open(&mut chunked));
             let mut cuts = if one_by_one { vec![1; len as usize] } else { cuts }.into_iter();
@@ -241,7 +249,7 @@ fn chunks_do_not_change_the_bytes_on_the_reference() {
                         )
                     });
                     prop_assert_eq!(one.0, many.0);
-                    prop_assert!(one.1 == many.1, "{side}, {window:?}, {len} tokens, side {s}");
+                    prop_assert!(one.1 == many.1, "{layer:?}, {len} tokens, side {s}");
                 }
                 counts.non_finite += once.status().non_finite;
                 counts.saturated += once.status().saturated;
@@ -269,11 +277,16 @@ fn gpu_pages_are_those_of_the_reference_for_every_side_window_and_chunking() {
         return;
     };
     for side in Side::all() {
-        for window in [[0, 8], [5, 0]] {
+        for (window, sink_tokens) in [([0, 8], [0; 2]), ([5, 0], [3, 20])] {
+            let layer = LayerSpec {
+                window,
+                sink_tokens,
+                ..LayerSpec::new(Pair::same(side))
+            };
             let mut all = Vec::new();
             for chunking in CHUNKINGS {
-                let what = format!("{side}, windows {window:?}, {chunking:?}");
-                let spec = spec(Pair::same(side), window, 8);
+                let what = format!("{layer:?}, {chunking:?}");
+                let spec = spec_of(layer, 8);
                 let mut reference = ReferenceCache::new(spec.clone()).unwrap();
                 let mut gpu = OnGpu::new(gpu, spec);
                 let ids = [Cache::open(&mut reference), Cache::open(&mut reference)];
