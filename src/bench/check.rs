@@ -4,7 +4,7 @@ use crate::cache::{K, Step, V};
 use crate::error::Result;
 use crate::gpu::Gpu;
 use crate::options::{AttentionOptions, Reach};
-use crate::validate::Comparison;
+use crate::validate::{Comparison, SLACK};
 use crate::work::{TableEntry, WorkItem};
 
 /// Which output is looked at: a layer, the row of a query token in the step, a query head.
@@ -46,7 +46,7 @@ pub fn compare(
         .map(|(a, b)| (a - f64::from(*b)).abs())
         .fold(0.0, f64::max);
     let largest = seen.v.iter().fold(0.0_f32, |m, v| m.max(v.abs()));
-    let bound = 2.0 * plain_error + 4e-6 * f64::from(largest);
+    let bound = 2.0 * plain_error + SLACK * f64::from(largest);
     let mut comparison = Comparison::default();
     for (a, b) in output.iter().zip(&wanted) {
         comparison.judge((f64::from(*a) - b).abs(), bound);

@@ -4,7 +4,7 @@ use super::bytes::{Bytes, append_bytes, attention_bytes, live_bytes};
 use super::check::{Place, compare};
 use super::timer::{Samples, Timer};
 use super::{Case, Sizes, Work, out_of_cache};
-use crate::cache::{CacheSpec, K, KvCache, LayerSpec, SequenceId, Step, TensorScales, V};
+use crate::cache::{CacheSpec, K, KvCache, LayerSpec, MAX_LAYERS, SequenceId, Step, TensorScales, V};
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::kernels::Rows;
@@ -20,8 +20,6 @@ const FILL_TOKENS: u32 = 2048;
 const NUMBERS: usize = 1_000_003;
 /// Elements by which the rows of different steps and layers are apart in their buffer.
 const SHIFTS: u32 = 4096;
-/// The most layers of a cache.
-const MOST_LAYERS: u64 = 1024;
 
 /// Seeded normal numbers; the same for every pair.
 fn numbers(seed: u64, count: u64) -> Vec<f32> {
@@ -268,7 +266,7 @@ fn sized(case: &Case, sizes: &Sizes) -> Result<CacheSpec> {
         Work::Prefill => 1,
         Work::Decode | Work::Append => out_of_cache(sizes.cache_bytes).div_ceil(bytes.max(1)),
     };
-    let layers = wanted.min(allowed).clamp(1, MOST_LAYERS);
+    let layers = wanted.min(allowed).clamp(1, u64::from(MAX_LAYERS));
     let spec = CacheSpec {
         layers: vec![LayerSpec::new(case.pair); layers as usize],
         ..one

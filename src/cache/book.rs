@@ -18,6 +18,7 @@ fn serial() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
+
 /// The books of a cache.
 #[derive(Debug)]
 pub struct Book {
@@ -437,8 +438,8 @@ impl Book {
 
     /// The buffer of a page that a sequence holds, and the page's number in it.
     pub fn locate(&self, held: &HeldPage) -> (u32, u32) {
-        let per_buffer = self.pools.get(&held.pool).map_or(1, |pool| pool.per_buffer);
-        (held.page / per_buffer, held.page % per_buffer)
+        let pool = self.pools.get(&held.pool);
+        pool.map_or((0, held.page), |pool| pool.locate(held.page))
     }
 
     /// Bytes of the pages in use, all layers, those in full precision too. Shared pages count once.

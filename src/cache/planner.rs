@@ -16,25 +16,40 @@ pub(super) struct Pending {
     pub taken: BTreeSet<(PoolId, u32)>,
     pub released: Vec<(PoolId, u32)>,
 }
-/// A part of a sequence's new tokens: the request, tokens of it before, tokens.
-pub(super) type Chunk = (usize, u32, u32);
+
+/// A part of a sequence's new tokens.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Chunk {
+    request: usize,
+    /// New tokens of the request before these.
+    before: u32,
+    count: u32,
+    /// Row of the first.
+    first_row: u32,
+}
 
 /// The new tokens of a step in rounds of at most so many.
 pub(super) fn rounds(requests: &[(SequenceId, u32)], most: u32) -> Vec<Vec<Chunk>> {
     let mut rounds = vec![Vec::new()];
-    let mut room = most;
+    let (mut room, mut first_row) = (most, 0);
     for (request, &(_, new)) in requests.iter().enumerate() {
-        let mut done = 0;
-        while done < new {
+        let mut before = 0;
+        while before < new {
             if room == 0 {
                 rounds.push(Vec::new());
                 room = most;
             }
-            let count = room.min(new - done);
+            let count = room.min(new - before);
             if let Some(round) = rounds.last_mut() {
-                round.push((request, done, count));
+                round.push(Chunk {
+                    request,
+                    before,
+                    count,
+                    first_row,
+                });
             }
-            done += count;
+            before += count;
+            first_row += count;
             room -= count;
         }
     }
@@ -91,8 +106,8 @@ impl Planner<'_> {
                         copies.push(CopiedPage {
                             side,
                             waiting,
-                            from: (*page / pool.per_buffer, *page % pool.per_buffer),
-                            to: (to / pool.per_buffer, to % pool.per_buffer),
+                            from: pool.locate(*page),
+                            to: pool.locate(to),
                         });
                         self.pending.released.push((id, *page));
                         *page = to;
@@ -105,23 +120,17 @@ impl Planner<'_> {
     /// The writes of one side, in rounds.
     pub fn side(&mut self, class: usize, side: usize, after: &mut [Sequence]) -> Vec<SidePlan> {
         let mut plans = Vec::new();
-        let mut first_rows = Vec::new();
-        let mut rows = 0;
         for round in self.rounds.clone() {
             let mut writes = SidePlan::default();
             let mut emptied = Vec::new();
-            for (request, done, count) in round {
-                while first_rows.len() <= request {
-                    first_rows.push(rows);
-                }
-                let sequence = &mut after[request];
-                let old = sequence.len + done;
+            for part in round {
+                let sequence = &mut after[part.request];
+                let old = sequence.len + part.before;
                 let chunk = NewTokens {
                     old,
-                    len: old + count,
-                    first_row: first_rows[request] + done,
+                    len: old + part.count,
+                    first_row: part.first_row,
                 };
-                rows = first_rows[request] + done + count;
                 let state = &mut sequence.sides[class][side];
                 self.chunk(
                     PoolId {
@@ -225,8 +234,7 @@ impl Planner<'_> {
     }
 
     fn locate(&self, id: PoolId, page: u32) -> (u32, u32) {
-        let per_buffer = self.pools.get(&id).map_or(1, |pool| pool.per_buffer);
-        (page / per_buffer, page % per_buffer)
+        self.pools.get(&id).map_or((0, page), |pool| pool.locate(page))
     }
 
     /// Drops pages in full precision whose tokens are all packed.

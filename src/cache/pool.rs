@@ -97,6 +97,11 @@ impl Pool {
         self.free.retain(|&Reverse(page)| page < self.fresh);
     }
 
+    /// The buffer of a page, and the page's number in it.
+    pub fn locate(&self, page: u32) -> (u32, u32) {
+        (page / self.per_buffer, page % self.per_buffer)
+    }
+
     pub fn used(&self) -> u32 {
         self.fresh - self.free.len() as u32
     }

@@ -18,6 +18,7 @@ impl fmt::Display for SequenceId {
         self.0.fmt(f)
     }
 }
+
 /// One side of a sequence in layers of one class: tokens below the boundary are packed, the rest wait.
 #[derive(Debug, Clone, Default)]
 pub(super) struct SideState {
@@ -34,6 +35,7 @@ pub(super) struct Sequence {
     /// By class.
     pub sides: Vec<[SideState; 2]>,
 }
+
 /// A page that a sequence holds in one layer.
 #[derive(Debug, Clone)]
 pub struct HeldPage {
@@ -61,6 +63,7 @@ impl HeldPage {
         words
     }
 }
+
 /// The pages that a sequence holds.
 pub(super) fn held(sequence: &Sequence) -> impl Iterator<Item = (PoolId, u32)> + '_ {
     let classes = sequence.sides.iter().enumerate();

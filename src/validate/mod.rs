@@ -32,7 +32,7 @@ mod attention;
 mod pages;
 mod transformer;
 
-pub use attention::{Comparison, Fixture, Outputs, SequenceInput, poison};
+pub use attention::{Comparison, Fixture, Outputs, SLACK, SequenceInput, poison};
 pub use pages::{PageCheck, nasty_rows};
 
 use std::time::Instant;

@@ -519,12 +519,7 @@ impl<'a> World<'a> {
         let book = self.reference.book();
         let page_tokens = book.spec().page_tokens;
         let short = book.pools().any(|pool| {
-            let layer = book
-                .geometry()
-                .class_of
-                .iter()
-                .position(|&class| class == pool.id.class)
-                .unwrap();
+            let layer = book.geometry().classes[pool.id.class].layers[0] as usize;
             let rule = &self.rules[layer][pool.id.side];
             let needed = requests.iter().zip(after).map(|(&(place, _), after)| {
                 let before = &self.sequences[place];
@@ -695,12 +690,7 @@ impl<'a> World<'a> {
         let book = self.reference.book();
         let page_tokens = book.spec().page_tokens;
         let fits = book.pools().all(|pool| {
-            let layer = book
-                .geometry()
-                .class_of
-                .iter()
-                .position(|&class| class == pool.id.class)
-                .unwrap();
+            let layer = book.geometry().classes[pool.id.class].layers[0] as usize;
             let boundary = sequence.sides[layer][pool.id.side].boundary;
             let places = self.rules[layer][pool.id.side].places(boundary, sequence.len(), page_tokens);
             places[usize::from(pool.id.waiting)].len() as u32 <= pool.free
