@@ -17,6 +17,7 @@
 //! | [`reference`](mod@reference) | the same kernels on the CPU: the shortest correct programs |
 //! | [`cache`] | sequences of pages: plan a step, append, attend, commit |
 //! | [`capacity`] | what the cache of a model takes in memory, and what fits a budget; computed |
+//! | `checkpoint` | trained models from files: shape, tensors, tokenizer (feature `models`) |
 //! | [`model`] | the tiny transformer, one forward pass over either backend |
 //! | [`drift`] | what a format costs in logits |
 //! | [`validate`] | every kernel on an adapter against the reference |
@@ -55,6 +56,8 @@
 pub mod bench;
 pub mod cache;
 pub mod capacity;
+#[cfg(feature = "models")]
+pub mod checkpoint;
 pub mod drift;
 pub mod error;
 pub mod formats;

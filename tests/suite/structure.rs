@@ -234,7 +234,7 @@ const LEVELS: &[&[&str]] = &[
     &["gpu"],
     &["kernels"],
     &["cache"],
-    &["capacity", "reference"],
+    &["capacity", "checkpoint", "reference"],
     &["model"],
     &["drift", "validate"],
     &["bench"],

@@ -1,0 +1,66 @@
+//! The shape of a model of the Llama architecture.
+
+/// Which channels of a head RoPE turns together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RopePairing {
+    /// Channel i with i + d / 2 (Hugging Face files).
+    Halves,
+    /// Channel 2 i with 2 i + 1 (GGUF files of this architecture, whose q and k rows are permuted for it).
+    Neighbours,
+}
+
+/// How RoPE's frequencies are changed for contexts beyond those of the first training.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum RopeScaling {
+    /// Not at all.
+    None,
+    /// Every frequency divided by the factor.
+    Linear {
+        /// The divisor.
+        factor: f64,
+    },
+    /// `rope_type` llama3: low frequencies divided by the factor, high ones kept, those between interpolated.
+    Llama3 {
+        /// The divisor of low frequencies.
+        factor: f64,
+        /// Wavelengths above context / this are low.
+        low_freq_factor: f64,
+        /// Wavelengths below context / this are high.
+        high_freq_factor: f64,
+        /// Positions of the first training.
+        original_context: u32,
+    },
+}
+
+/// The shape of a model of the Llama architecture.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LlamaConfig {
+    /// Tokens that exist.
+    pub vocabulary: u32,
+    /// Longest sequence.
+    pub context: u32,
+    /// Width of the residual stream.
+    pub hidden: u32,
+    /// Query heads.
+    pub q_heads: u32,
+    /// KV heads.
+    pub kv_heads: u32,
+    /// Channels of a head; not always hidden / q_heads.
+    pub head_dim: u32,
+    /// Blocks, each with a cache layer.
+    pub layers: u32,
+    /// Width of the feed-forward part.
+    pub feed_forward: u32,
+    /// Epsilon of the RMS norms.
+    pub norm_epsilon: f64,
+    /// Base of RoPE's frequencies.
+    pub rope_theta: f64,
+    /// Channels turned together.
+    pub rope_pairing: RopePairing,
+    /// Scaling of the frequencies.
+    pub rope_scaling: RopeScaling,
+    /// Whether the head is the embedding.
+    pub tied: bool,
+    /// Token ids that end a text.
+    pub end_of_text: Vec<u32>,
+}
