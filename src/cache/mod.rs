@@ -532,7 +532,7 @@ impl KvCache {
         })
     }
 
-    /// How attention runs over the layers of a class (see [`Geometry::class_index`]) and tokens of a kind.
+    /// How attention runs over the layers of a class ([`Geometry::classes`]: layers stored alike) and tokens of a kind.
     ///
     /// # Errors
     /// [`Error::Shape`] for a class that does not exist.
@@ -546,7 +546,7 @@ impl KvCache {
                     "the layers of this cache are of {} classes",
                     geometry.classes.len()
                 ),
-                advice: "ask Geometry::class_index for the class of a layer".to_owned(),
+                advice: "a class is a place in Geometry::classes".to_owned(),
             });
         };
         let pages = [pages.page(K, kind.k_waits), pages.page(V, kind.v_waits)];
