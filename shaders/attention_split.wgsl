@@ -41,6 +41,7 @@ struct Params {
     q_offset: u32, // first channel quad of the queries
     q_row: u32, // channel quads from a query token to the next
     q_head: u32, // from a query head to the next
+    k_turns: u32, // where the turns of keys begin among the per-tensor scales, if keys are turned here
 }
 
 struct Item {
@@ -161,18 +162,18 @@ fn attention_split(
                     let words_a = k_words(entry_a.x, kv_head, slots_a, chunk);
                     var words_b = words_a;
                     // Blocks of 16 channels hold whole chunks.
-                    let block_a = k_block_scales(entry_a.x, kv_head, slots_a, chunk * K_CHUNK_QUADS);
+                    let block_a = k_quad_blocks(entry_a.x, kv_head, slots_a, chunk * K_CHUNK_QUADS);
                     var block_b = block_a;
                     if (SLOT_QUADS == 2u) {
                         words_b = k_words(entry_b.x, kv_head, slots_b, chunk);
-                        block_b = k_block_scales(entry_b.x, kv_head, slots_b, chunk * K_CHUNK_QUADS);
+                        block_b = k_quad_blocks(entry_b.x, kv_head, slots_b, chunk * K_CHUNK_QUADS);
                     }
                     for (var quad = chunk * K_CHUNK_QUADS; quad < min((chunk + 1u) * K_CHUNK_QUADS, K_QUADS); quad++) {
-                        let k_a = k_codes(words_a, quad);
-                        let channels_a = k_channel_scales(entry_a.x, kv_head, slots_a, quad);
+                        let k_a = k_quad(words_a, entry_a.x, kv_head, slots_a, quad, item.position + 4u * inside_a);
+                        let channels_a = k_quad_channels(entry_a.x, kv_head, slots_a, quad);
                         if (SLOT_QUADS == 2u) {
-                            let k_b = k_codes(words_b, quad);
-                            let channels_b = k_channel_scales(entry_b.x, kv_head, slots_b, quad);
+                            let k_b = k_quad(words_b, entry_b.x, kv_head, slots_b, quad, item.position + 4u * inside_b);
+                            let channels_b = k_quad_channels(entry_b.x, kv_head, slots_b, quad);
                             for (var r = 0u; r < ROWS; r++) {
                                 let q = sh_q[r * K_QUADS + quad];
                                 scores_a[r] += ((q * channels_a) * k_a) * block_a;

@@ -315,8 +315,8 @@ pub fn cache_spec(
         },
         ..CacheSpec::new(
             config.blocks,
-            config.heads,
-            config.heads,
+            config.q_heads,
+            config.kv_heads,
             config.head_dim,
             pair,
             0,

@@ -6,6 +6,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`options`] | what attention may be asked for: window, soft cap, scale, sinks |
+//! | [`rope`] | rotary positions: pairings, scalings, the table of turns |
 //! | [`formats`] | element formats: what one stored number is; the registry |
 //! | [`scales`] | which numbers share a scale, and how it is stored |
 //! | [`spec`] | a side (K or V) = element + scale layout + scale type; a pair = both; names |
@@ -69,6 +70,7 @@ pub mod pages;
 pub mod reference;
 #[cfg(feature = "cli")]
 pub mod report;
+pub mod rope;
 pub mod scales;
 pub mod shader;
 pub mod spec;

@@ -1,36 +1,6 @@
 //! The shape of a model of the Llama architecture.
 
-/// Which channels of a head RoPE turns together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RopePairing {
-    /// Channel i with i + d / 2 (Hugging Face files).
-    Halves,
-    /// Channel 2 i with 2 i + 1 (GGUF files of this architecture, whose q and k rows are permuted for it).
-    Neighbours,
-}
-
-/// How RoPE's frequencies are changed for contexts beyond those of the first training.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum RopeScaling {
-    /// Not at all.
-    None,
-    /// Every frequency divided by the factor.
-    Linear {
-        /// The divisor.
-        factor: f64,
-    },
-    /// `rope_type` llama3: low frequencies divided by the factor, high ones kept, those between interpolated.
-    Llama3 {
-        /// The divisor of low frequencies.
-        factor: f64,
-        /// Wavelengths above context / this are low.
-        low_freq_factor: f64,
-        /// Wavelengths below context / this are high.
-        high_freq_factor: f64,
-        /// Positions of the first training.
-        original_context: u32,
-    },
-}
+use crate::rope::{RopePairing, RopeScaling};
 
 /// The shape of a model of the Llama architecture.
 #[derive(Debug, Clone, PartialEq)]

@@ -2,7 +2,8 @@
 
 mod llama;
 
-pub use llama::{LlamaConfig, RopePairing, RopeScaling};
+pub use crate::rope::{RopePairing, RopeScaling};
+pub use llama::LlamaConfig;
 
 use crate::error::Result;
 

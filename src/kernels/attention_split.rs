@@ -30,6 +30,7 @@ use crate::error::{Error, Result};
 use crate::gpu::{Access, Binding, Gpu, Kernel, binding, fold};
 use crate::options::AttentionOptions;
 use crate::pages::{PageLayout, heads_ratio};
+use crate::rope::RopePairing;
 use crate::shader::Composer;
 
 /// The uniform.
@@ -58,6 +59,8 @@ pub struct Params {
     pub q_row: u32,
     /// Channel quads from a query head to the next.
     pub q_head: u32,
+    /// Place of the first turn of keys among the per-tensor scales.
+    pub k_turns: u32,
 }
 
 /// Group 0.
@@ -184,8 +187,10 @@ pub struct Buffers<'a> {
     pub k_pages: &'a wgpu::Buffer,
     /// V pool.
     pub v_pages: &'a wgpu::Buffer,
-    /// f32 per-tensor scales.
+    /// f32 per-tensor scales; behind them the turns of keys that are stored before RoPE.
     pub tensor_scales: &'a wgpu::Buffer,
+    /// Place of the first turn.
+    pub k_turns: u32,
     /// Weighted sums.
     pub partial_o: &'a wgpu::Buffer,
     /// (m, l) of each partial.
@@ -203,6 +208,28 @@ pub struct AttentionSplit {
 
 /// Parts and constants for `ratio` query heads a KV head and queries of type `q`.
 pub fn composer(k: &PageLayout, v: &PageLayout, ratio: u32, tiling: Tiling, q: FloatType) -> Composer {
+    let mut composer = base(k, v, ratio, tiling, q);
+    composer.part("parts/k_stored", include_str!("../../shaders/parts/k_stored.wgsl"));
+    composer
+}
+
+/// The same for keys that are stored before RoPE: they are turned as they are read.
+pub fn turning_composer(
+    k: &PageLayout,
+    v: &PageLayout,
+    ratio: u32,
+    tiling: Tiling,
+    q: FloatType,
+    pairing: RopePairing,
+) -> Composer {
+    let mut composer = base(k, v, ratio, tiling, q);
+    composer
+        .part("parts/k_turned", include_str!("../../shaders/parts/k_turned.wgsl"))
+        .set("K_HALVES", pairing == RopePairing::Halves);
+    composer
+}
+
+fn base(k: &PageLayout, v: &PageLayout, ratio: u32, tiling: Tiling, q: FloatType) -> Composer {
     let mut composer = Composer::new(LISTED.name, LISTED.wgsl);
     composer
         .reads_side("k", k)
@@ -234,6 +261,21 @@ impl AttentionSplit {
         tiling: Tiling,
         q: FloatType,
     ) -> Result<AttentionSplit> {
+        AttentionSplit::plan_turning(gpu, k, v, q_heads, tiling, (q, None))
+    }
+
+    /// The same, for keys that are turned as they are read where a pairing is given.
+    ///
+    /// # Errors
+    /// As [`AttentionSplit::plan`].
+    pub fn plan_turning(
+        gpu: &Gpu,
+        k: &PageLayout,
+        v: &PageLayout,
+        q_heads: u32,
+        tiling: Tiling,
+        (q, pairing): (FloatType, Option<RopePairing>),
+    ) -> Result<AttentionSplit> {
         let ratio = heads_ratio(q_heads, k.heads)?;
         tiling.check(k)?;
         if k.tokens != v.tokens || k.heads != v.heads {
@@ -247,7 +289,11 @@ impl AttentionSplit {
                 advice: "use one page length and one number of KV heads for both sides".to_owned(),
             });
         }
-        let kernel = gpu.kernel(LISTED.name, BINDINGS, &composer(k, v, ratio, tiling, q))?;
+        let composer = match pairing {
+            None => composer(k, v, ratio, tiling, q),
+            Some(pairing) => turning_composer(k, v, ratio, tiling, q, pairing),
+        };
+        let kernel = gpu.kernel(LISTED.name, BINDINGS, &composer)?;
         Ok(AttentionSplit {
             kernel,
             columns: k.heads * ratio.div_ceil(tiling.head_tile),
@@ -288,6 +334,7 @@ impl AttentionSplit {
             q_offset,
             q_row,
             q_head,
+            k_turns: buffers.k_turns,
         });
         let b = buffers;
         let bound = [

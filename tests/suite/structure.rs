@@ -226,7 +226,7 @@ fn the_top_level_is_a_fixed_set() {
 /// shapes and formats, then pages, then kernels and the cache, then what measures them.
 const LEVELS: &[&[&str]] = &[
     &["error", "work"],
-    &["formats", "options"],
+    &["formats", "options", "rope"],
     &["scales"],
     &["spec"],
     &["pages"],
@@ -242,7 +242,9 @@ const LEVELS: &[&[&str]] = &[
 ];
 
 /// Modules that know nothing of a GPU: numbers, names, geometry, lists of work.
-const NO_GPU: [&str; 7] = ["error", "formats", "options", "pages", "scales", "spec", "work"];
+const NO_GPU: [&str; 8] = [
+    "error", "formats", "options", "pages", "rope", "scales", "spec", "work",
+];
 
 /// The paths after `crate::` in a module's code, with groups opened: `crate::{a::B, c}` gives `a` and `c`.
 fn crate_paths(code: &str) -> Vec<&str> {
