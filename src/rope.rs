@@ -23,7 +23,7 @@ impl RopePairing {
 }
 
 /// How RoPE's frequencies are changed for contexts beyond those of the first training.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum RopeScaling {
     /// Not at all.
     None,
@@ -43,14 +43,22 @@ pub enum RopeScaling {
         /// Positions of the first training.
         original_context: u32,
     },
+    /// Each frequency divided by a number of its own: how GGUF files store `rope_type` llama3.
+    Divisors(
+        /// One for each of the head_dim / 2 frequencies.
+        Vec<f32>,
+    ),
 }
 
 impl RopeScaling {
-    /// The scaled frequency, in radians per position.
-    pub fn apply(self, frequency: f64) -> f64 {
-        match self {
+    /// Frequency `i` of a head, scaled, in radians per position.
+    fn apply(&self, i: usize, frequency: f64) -> f64 {
+        match *self {
             RopeScaling::None => frequency,
             RopeScaling::Linear { factor } => frequency / factor,
+            RopeScaling::Divisors(ref divisors) => {
+                frequency / divisors.get(i).copied().map_or(1.0, f64::from)
+            }
             RopeScaling::Llama3 {
                 factor,
                 low_freq_factor,
@@ -68,7 +76,7 @@ impl RopeScaling {
 }
 
 /// How a model encodes positions by rotation.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Rope {
     /// Base of the frequencies: frequency i of a head is theta^(-2 i / head_dim).
     pub theta: f64,
@@ -81,9 +89,10 @@ pub struct Rope {
 impl Rope {
     /// The scaled frequencies of a head, head_dim / 2 of them, in radians per position.
     pub fn frequencies(&self, head_dim: u32) -> Vec<f64> {
-        let frequency = |i: u32| self.theta.powf(-f64::from(2 * i) / f64::from(head_dim));
-        (0..head_dim / 2)
-            .map(|i| self.scaling.apply(frequency(i)))
+        let plain = (0..head_dim / 2).map(|i| self.theta.powf(-f64::from(2 * i) / f64::from(head_dim)));
+        plain
+            .enumerate()
+            .map(|(i, f)| self.scaling.apply(i, f))
             .collect()
     }
 
@@ -176,6 +185,9 @@ mod tests {
         assert!((plain[16] - 0.01).abs() < 1e-15);
         let linear = frequencies(RopeScaling::Linear { factor: 4.0 });
         assert!(plain.iter().zip(&linear).all(|(p, l)| *l == p / 4.0));
+        let divisors: Vec<f32> = (1..=32_u8).map(f32::from).collect();
+        let divided = frequencies(RopeScaling::Divisors(divisors));
+        assert!(plain.iter().zip(&divided).zip(1..).all(|((p, d), n)| *d == p / f64::from(n)));
         // Llama 3.1: 8192 positions, factors 1 and 4. A wave of more than 8192 positions is low, of fewer than 2048 high.
         let llama3 = frequencies(RopeScaling::Llama3 {
             factor: 8.0,

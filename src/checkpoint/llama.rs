@@ -34,3 +34,37 @@ pub struct LlamaConfig {
     /// Token ids that end a text.
     pub end_of_text: Vec<u32>,
 }
+
+impl LlamaConfig {
+    /// The tensors of this shape: name, and shape with the outermost dimension first. Head, embedding and last norm come
+    /// first, then those of each block.
+    pub fn tensors(&self) -> impl Iterator<Item = (String, Vec<u64>)> + use<'_> {
+        let of = |extents: &[u32]| -> Vec<u64> { extents.iter().map(|&extent| extent.into()).collect() };
+        let whole = [
+            ("model.embed_tokens", of(&[self.vocabulary, self.hidden])),
+            ("model.norm", of(&[self.hidden])),
+            ("lm_head", of(&[self.vocabulary, self.hidden])),
+        ];
+        let whole = whole.into_iter().take(if self.tied { 2 } else { 3 });
+        let q = u64::from(self.q_heads) * u64::from(self.head_dim);
+        let kv = u64::from(self.kv_heads) * u64::from(self.head_dim);
+        let (hidden, feed_forward) = (u64::from(self.hidden), u64::from(self.feed_forward));
+        let blocks = (0..self.layers).flat_map(move |layer| {
+            [
+                ("input_layernorm", vec![hidden]),
+                ("self_attn.q_proj", vec![q, hidden]),
+                ("self_attn.k_proj", vec![kv, hidden]),
+                ("self_attn.v_proj", vec![kv, hidden]),
+                ("self_attn.o_proj", vec![hidden, q]),
+                ("post_attention_layernorm", vec![hidden]),
+                ("mlp.gate_proj", vec![feed_forward, hidden]),
+                ("mlp.up_proj", vec![feed_forward, hidden]),
+                ("mlp.down_proj", vec![hidden, feed_forward]),
+            ]
+            .map(|(part, shape)| (format!("model.layers.{layer}.{part}.weight"), shape))
+        });
+        whole
+            .map(|(part, shape)| (format!("{part}.weight"), shape))
+            .chain(blocks)
+    }
+}

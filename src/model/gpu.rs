@@ -40,7 +40,7 @@ impl GpuModel {
     pub fn on(model: &Arc<GpuWeights>, spec: CacheSpec, calibrates: bool) -> Result<GpuModel> {
         let cache = KvCache::new(&model.gpu, spec)?;
         let config = &model.config;
-        let turns = config.rope.map(|rope| {
+        let turns = config.rope.as_ref().map(|rope| {
             let book = cache.book();
             let tokens = u64::from(book.spec().pages(book.geometry())?) * u64::from(book.spec().page_tokens);
             let positions = u64::from(config.positions).min(tokens) as u32;
@@ -174,7 +174,7 @@ impl Run<'_> {
 
     fn rotated(&mut self, x: &Tensor, heads: u32) -> Result<Option<Tensor>> {
         let (model, config) = (self.model, &self.model.config);
-        let (Some(rope), Some(turns)) = (config.rope, self.turns) else {
+        let (Some(rope), Some(turns)) = (&config.rope, self.turns) else {
             return Ok(None);
         };
         let output = self.tensor(x.rows, x.columns)?;
@@ -297,7 +297,7 @@ impl Backend for Run<'_> {
     }
 
     fn attention(&mut self, layer: u32, q: Tensor, k: Tensor, v: Tensor) -> Result<Tensor> {
-        let config = self.model.config;
+        let config = &self.model.config;
         let q = self.rotated(&q, config.q_heads)?.unwrap_or(q);
         let turned = match self.keys_turn {
             true => self.rotated(&k, config.kv_heads)?,

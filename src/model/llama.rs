@@ -30,7 +30,7 @@ impl From<&LlamaConfig> for Config {
             rope: Some(Rope {
                 theta: c.rope_theta,
                 pairing: c.rope_pairing,
-                scaling: c.rope_scaling,
+                scaling: c.rope_scaling.clone(),
             }),
         }
     }
@@ -44,33 +44,17 @@ fn of_layer(layer: u32, name: &str) -> String {
     format!("model.layers.{layer}.{name}.weight")
 }
 
-/// Every tensor's name with rows and columns, rows 0 for a vector of gains.
+/// Every tensor's name with rows and columns: one row for a vector of gains.
 fn shapes(config: &LlamaConfig) -> Vec<(String, [u32; 2])> {
-    let c = config;
-    let (q, kv) = (
-        c.q_heads.saturating_mul(c.head_dim),
-        c.kv_heads.saturating_mul(c.head_dim),
-    );
-    let mut all = vec![(EMBEDDING.to_owned(), [c.vocabulary, c.hidden])];
-    for layer in 0..c.layers {
-        let of = |name: &str, shape| (of_layer(layer, name), shape);
-        all.extend([
-            of("input_layernorm", [0, c.hidden]),
-            of("self_attn.q_proj", [q, c.hidden]),
-            of("self_attn.k_proj", [kv, c.hidden]),
-            of("self_attn.v_proj", [kv, c.hidden]),
-            of("self_attn.o_proj", [c.hidden, q]),
-            of("post_attention_layernorm", [0, c.hidden]),
-            of("mlp.gate_proj", [c.feed_forward, c.hidden]),
-            of("mlp.up_proj", [c.feed_forward, c.hidden]),
-            of("mlp.down_proj", [c.hidden, c.feed_forward]),
-        ]);
-    }
-    all.push((GAIN.to_owned(), [0, c.hidden]));
-    if !c.tied {
-        all.push((HEAD.to_owned(), [c.vocabulary, c.hidden]));
-    }
-    all
+    let fits = |extent: u64| u32::try_from(extent).unwrap_or(u32::MAX);
+    let rows_and_columns = |shape: Vec<u64>| match shape[..] {
+        [rows, columns] => [fits(rows), fits(columns)],
+        _ => [1, fits(shape.iter().product())],
+    };
+    let tensors = config.tensors();
+    tensors
+        .map(|(name, shape)| (name, rows_and_columns(shape)))
+        .collect()
 }
 
 /// Refuses a checkpoint that lacks a tensor or has one of another shape, and shapes that no kernel takes.
@@ -85,12 +69,7 @@ fn check(config: &LlamaConfig, tensors: &dyn Tensors) -> Result<()> {
             });
         }
     }
-    for (name, [rows, columns]) in shapes(config) {
-        let wanted: Vec<u64> = [rows, columns]
-            .into_iter()
-            .filter(|&n| n > 0)
-            .map(u64::from)
-            .collect();
+    for (name, wanted) in config.tensors() {
         let reason = match tensors.shape(&name) {
             Some(found) if found == wanted => continue,
             Some(found) => format!("it is {found:?}, and by the configuration it would be {wanted:?}"),
@@ -107,7 +86,7 @@ fn check(config: &LlamaConfig, tensors: &dyn Tensors) -> Result<()> {
 
 /// Numbers of all weights.
 fn numbers(config: &LlamaConfig) -> u64 {
-    let count = |[rows, columns]: [u32; 2]| u64::from(rows.max(1)) * u64::from(columns);
+    let count = |[rows, columns]: [u32; 2]| u64::from(rows) * u64::from(columns);
     shapes(config).iter().map(|(_, shape)| count(*shape)).sum()
 }
 
@@ -124,7 +103,7 @@ fn load<T>(
     for (name, [rows, columns]) in shapes(config) {
         progress(done, of, &name);
         let values = tensors.read(&name)?;
-        let (rows, numbers) = (rows.max(1), values.len() as u64);
+        let numbers = values.len() as u64;
         if numbers != u64::from(rows) * u64::from(columns) {
             return Err(Error::Usage {
                 asked: format!("tensor `{name}`"),
@@ -200,11 +179,7 @@ pub fn upload(
     progress: Progress<'_>,
 ) -> Result<GpuWeights> {
     check(config, tensors)?;
-    let mut room = Vec::new();
-    for (name, [rows, columns]) in shapes(config) {
-        room.push((name, [rows.max(1), columns]));
-    }
-    let mut reserved = GpuWeights::reserve(gpu, &room, float)?;
+    let mut reserved = GpuWeights::reserve(gpu, &shapes(config), float)?;
     let weights = load(config, tensors, progress, |name, _, values| -> Result<Weight> {
         let weight = reserved.remove(name).ok_or_else(|| Error::Usage {
             asked: format!("tensor `{name}`"),

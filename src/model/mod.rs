@@ -33,7 +33,7 @@ pub enum Norm {
 }
 
 /// The shape of a model.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Config {
     /// Tokens that exist.
     pub vocabulary: u32,
@@ -146,7 +146,7 @@ pub struct Weights<T> {
 impl<T> Weights<T> {
     /// The same weights in another form.
     pub(crate) fn map<U>(&self, mut form: impl FnMut(&T) -> Result<U>) -> Result<Weights<U>> {
-        let mut some =
+        let some =
             |form: &mut dyn FnMut(&T) -> Result<U>, t: &Option<T>| t.as_ref().map(form).transpose();
         let form: &mut dyn FnMut(&T) -> Result<U> = &mut form;
         Ok(Weights {

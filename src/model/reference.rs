@@ -11,7 +11,7 @@ use crate::rope::RopeTable;
 /// A model with a cache. The cache's spec says whether keys are stored before or after rotation.
 #[derive(Debug)]
 pub struct ReferenceModel<'m> {
-    config: Config,
+    config: &'m Config,
     weights: &'m Weights<Matrix>,
     cache: ReferenceCache,
     turns: Option<RopeTable>,
@@ -24,8 +24,8 @@ impl<'m> ReferenceModel<'m> {
     /// As [`CacheSpec::geometry`].
     pub fn new(model: &'m Model, spec: CacheSpec) -> Result<ReferenceModel<'m>> {
         let cache = ReferenceCache::new(spec)?;
-        let config = model.config;
-        let turns = config.rope.map(|rope| {
+        let config = &model.config;
+        let turns = config.rope.as_ref().map(|rope| {
             let book = cache.book();
             let tokens = u64::from(book.spec().pages(book.geometry())?) * u64::from(book.spec().page_tokens);
             let positions = u64::from(config.positions).min(tokens) as u32;
@@ -119,17 +119,17 @@ impl<'m> ReferenceModel<'m> {
     }
 }
 
-struct Run<'a> {
-    config: Config,
+struct Run<'a, 't> {
+    config: &'a Config,
     turns: Option<&'a RopeTable>,
     first_position: u32,
     cache: &'a mut ReferenceCache,
     plan: &'a StepPlan,
     rows: &'a mut dyn FnMut(u32, [&mut [f64]; 2]),
-    trace: Option<Trace<'a>>,
+    trace: Option<Trace<'t>>,
 }
 
-impl Run<'_> {
+impl Run<'_, '_> {
     fn rotated(&self, x: &Matrix) -> Option<Matrix> {
         let table = self.turns?;
         let heads = x.values.chunks(table.head_dim as usize);
@@ -145,7 +145,7 @@ impl Run<'_> {
     }
 }
 
-impl Backend for Run<'_> {
+impl Backend for Run<'_, '_> {
     type Tensor = Matrix;
     type Weight = Matrix;
 

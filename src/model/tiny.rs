@@ -93,7 +93,7 @@ impl Mulberry32 {
 /// The tiny model, seed 42. Channel 3 of each head of K is multiplied by `outlier` and that of q divided by it, in
 /// every block: attention is unchanged without quantisation.
 pub fn tiny(outlier: f64) -> Model {
-    let c = CONFIG;
+    let c = &CONFIG;
     let mut random = Mulberry32(42);
     let embedding = random.matrix(c.vocabulary, c.d_model, 1.0);
     let blocks = (0..c.blocks)
@@ -131,7 +131,7 @@ pub fn tiny(outlier: f64) -> Model {
         values: positions,
     };
     Model {
-        config: c,
+        config: CONFIG,
         weights: Weights {
             embedding,
             positions: Some(positions),

@@ -124,7 +124,7 @@ impl GpuWeights {
             weight.write(gpu, "weights", &values)?;
             Ok(weight)
         })?;
-        GpuWeights::new(gpu, model.config, weights)
+        GpuWeights::new(gpu, model.config.clone(), weights)
     }
 
     /// Room for named tensors of rows and columns: all of it before the first is read, or none.

@@ -436,7 +436,8 @@ impl Flips<'_> {
     fn cpu(&self, pair: Pair, calibrated: &[[f32; 2]], prompt: usize, nudges: &[Nudge]) -> Result<CpuRun> {
         let config = self.config();
         let row = (config.kv_heads * config.head_dim) as usize;
-        let mut model = ReferenceModel::new(&tiny(self.options.outlier), self.spec(pair, calibrated)?)?;
+        let tiny = tiny(self.options.outlier);
+        let mut model = ReferenceModel::new(&tiny, self.spec(pair, calibrated)?)?;
         let (sequence, ids) = (model.open(), encode(PROMPTS[prompt])?);
         let (mut logits, mut rows) = (Vec::new(), vec![[Vec::new(), Vec::new()]; config.blocks as usize]);
         for ids in ids.chunks(self.chunk(&ids)) {
