@@ -19,8 +19,9 @@
 //! | [`cache`] | sequences of pages: plan a step, append, attend, commit |
 //! | [`capacity`] | what the cache of a model takes in memory, and what fits a budget; computed |
 //! | `checkpoint` | trained models from files: shape, tensors, tokenizer (feature `models`) |
-//! | [`model`] | the tiny transformer, one forward pass over either backend |
+//! | [`model`] | the tiny transformer and models of the Llama architecture, one forward pass over either backend |
 //! | [`drift`] | what a format costs in logits |
+//! | `generate` | text from a trained model, token by token (feature `models`) |
 //! | [`validate`] | every kernel on an adapter against the reference |
 //! | [`bench`](mod@bench) | how fast decode, append and prefill are, beside the read roof |
 //!
@@ -62,6 +63,8 @@ pub mod checkpoint;
 pub mod drift;
 pub mod error;
 pub mod formats;
+#[cfg(feature = "models")]
+pub mod generate;
 pub mod gpu;
 pub mod kernels;
 pub mod model;

@@ -57,6 +57,11 @@ impl GpuModel {
         })
     }
 
+    /// The device.
+    pub fn gpu(&self) -> &Gpu {
+        &self.model.gpu
+    }
+
     /// The cache.
     pub fn cache(&self) -> &KvCache {
         &self.cache

@@ -10,6 +10,7 @@ pub mod kernels;
 mod llama;
 mod reference;
 mod scratch;
+mod session;
 mod tiny;
 mod weights;
 
@@ -17,6 +18,7 @@ pub use gpu::GpuModel;
 #[cfg(feature = "models")]
 pub use llama::{Progress, model, upload};
 pub use reference::ReferenceModel;
+pub use session::{Placed, Session};
 pub use tiny::{ALPHABET, PROMPTS, encode, tiny};
 pub use weights::GpuWeights;
 

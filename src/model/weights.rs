@@ -168,6 +168,11 @@ impl GpuWeights {
         Ok(reserved)
     }
 
+    /// The device.
+    pub fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
     /// The shape.
     pub fn config(&self) -> &Config {
         &self.config

@@ -9,6 +9,8 @@ mod labels;
 pub mod output;
 pub mod plot;
 pub mod table;
+#[cfg(feature = "models")]
+pub mod trained;
 
 use crate::drift::DriftRow;
 use crate::model::PROMPTS;

@@ -1,0 +1,111 @@
+//! Drift of a trained model as tables.
+
+use super::table::{digits, plain, right_aligned, trimmed};
+use crate::drift::{LayerDriftRow, TrainedDrift, TrainedDriftRow};
+use crate::scales::ScaleLayout;
+use crate::spec::Pair;
+
+/// The drift table of a trained model with a line on what was measured above it and notes below; then the layers.
+pub fn trained_drift(drift: &TrainedDrift, model: &str, software: bool) -> String {
+    let Some(first) = drift.rows.first() else {
+        return String::new();
+    };
+    let mut table = plain(&[
+        "pair",
+        "bits",
+        "% of FP16",
+        "logit drift",
+        "centred",
+        "mean KL",
+        "top-1",
+        "perplexity",
+        "max diff",
+        "cache bytes",
+        "tokens/s",
+    ]);
+    for row in &drift.rows {
+        table.add_row([
+            row.pair.clone(),
+            trimmed(row.bits_per_number, 4),
+            format!("{:.1}", row.percent_of_f16),
+            digits(row.logit_drift),
+            digits(row.logit_drift_centred),
+            digits(row.mean_kl),
+            format!("{}/{}", row.top1, row.predictions),
+            format!("{:.3}", row.perplexity),
+            digits(row.max_abs_diff),
+            row.cache_bytes.to_string(),
+            format!("{:.1}", row.tokens_per_second),
+        ]);
+    }
+    right_aligned(&mut table, 1..11);
+    let keys = match first.k_rope.as_str() {
+        "pre" => "keys before RoPE, rotated as they are read",
+        _ => "keys after RoPE",
+    };
+    let (tokens, mode, window) = (first.tokens, &first.mode, first.window);
+    let mut text = format!("{model}: {tokens} tokens in one window, {mode}, {keys}, window {window}; ");
+    text += &format!("{}: {}\n\n", first.device, first.adapter);
+    text += &table.trim_fmt();
+    text += "\n\n";
+    for note in notes(&drift.rows, software) {
+        text += &format!("- {note}\n");
+    }
+    if !drift.layers.is_empty() {
+        text += "\n";
+        text += &layers(&drift.layers);
+    }
+    text
+}
+
+fn notes(rows: &[TrainedDriftRow], software: bool) -> Vec<String> {
+    let pairs: Vec<Pair> = rows.iter().filter_map(|row| row.pair.parse().ok()).collect();
+    let mut notes = vec![
+        "f32 is the run that the others are compared with.".to_owned(),
+        "centred: drift after each row's mean is taken off both, since softmax does not see it; plain drift does."
+            .to_owned(),
+        "perplexity: of the text's own next tokens.".to_owned(),
+        "bits: true cost of one number, scales included; cache bytes: whole pages at the end of the text.".to_owned(),
+        "tokens/s: forward passes with the logits of every token, kernels' compilation included.".to_owned(),
+    ];
+    if pairs.iter().any(|pair| [pair.k, pair.v].iter().any(|s| s.layout == ScaleLayout::PerTensor)) {
+        notes.push("fp8 scales are calibrated on the f32 run of this text (amax / 448 per layer and side).".to_owned());
+    }
+    for row in rows.iter().filter(|row| row.saturated > 0) {
+        let what = "inputs saturated or had their scale clamped";
+        notes.push(format!("{}: {} {what}.", row.pair, row.saturated));
+    }
+    if software {
+        notes.push("This adapter is a software driver: it computes on the CPU.".to_owned());
+    }
+    notes
+}
+
+/// Errors of each layer by itself, a row a pair and layer.
+fn layers(rows: &[LayerDriftRow]) -> String {
+    let mut table = plain(&[
+        "pair",
+        "layer",
+        "K error",
+        "V error",
+        "attention error",
+        "K outlier before RoPE",
+        "after",
+    ]);
+    for row in rows {
+        table.add_row([
+            row.pair.clone(),
+            row.layer.to_string(),
+            digits(row.k_error),
+            digits(row.v_error),
+            digits(row.attention_error),
+            format!("{:.2}", row.k_outlier_before_rope),
+            format!("{:.2}", row.k_outlier_after_rope),
+        ]);
+    }
+    right_aligned(&mut table, 1..7);
+    let mut text = table.trim_fmt();
+    text += "\n\n- errors: relative L2 in each layer by itself, on the rows of the f32 run.\n";
+    text += "- K outlier: largest channel amax over the median one.\n";
+    text
+}
