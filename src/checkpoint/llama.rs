@@ -1,5 +1,7 @@
 //! The shape of a model of the Llama architecture.
 
+use crate::capacity::ModelShape;
+
 /// Which channels of a head RoPE turns together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RopePairing {
@@ -71,6 +73,27 @@ pub struct LlamaConfig {
 }
 
 impl LlamaConfig {
+    /// The tensor of the head, `[vocabulary, hidden]`: that of the embedding where they are tied, whether or not a file has
+    /// another one.
+    pub fn head(&self) -> &'static str {
+        if self.tied {
+            "model.embed_tokens.weight"
+        } else {
+            "lm_head.weight"
+        }
+    }
+
+    /// What the model asks of its cache.
+    pub fn cache_shape(&self) -> ModelShape {
+        ModelShape {
+            layers: self.layers,
+            q_heads: self.q_heads,
+            kv_heads: self.kv_heads,
+            k_head_dim: self.head_dim,
+            v_head_dim: self.head_dim,
+        }
+    }
+
     /// The tensors of this shape: name, and shape with the outermost dimension first. Head, embedding and last norm come
     /// first, then those of each block.
     pub fn tensors(&self) -> impl Iterator<Item = (String, Vec<u64>)> + use<'_> {

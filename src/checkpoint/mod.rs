@@ -7,6 +7,7 @@ pub mod blocks;
 mod config;
 mod folder;
 pub mod gguf;
+mod kv_scales;
 mod llama;
 mod names;
 pub mod safetensors;

@@ -1,15 +1,19 @@
 //! All integration tests in one binary.
 
+mod allocations;
 mod attention;
 mod bench;
 mod bits;
 mod cache;
+mod checkpoint;
 mod common;
 mod device;
 mod drift;
 mod example;
 mod golden;
 mod lifecycle;
+mod model_files;
+mod mutations;
 mod rows;
 mod serving;
 mod shaders;
