@@ -19,6 +19,7 @@
 //! | [`capacity`] | what the cache of a model takes in memory, and what fits a budget; computed |
 //! | `checkpoint` | trained models from files: shape, tensors, tokenizer (feature `models`) |
 //! | [`model`] | the tiny transformer, one forward pass over either backend |
+//! | [`analyze`] | what each format costs in the numbers of given K and V tensors |
 //! | [`drift`] | what a format costs in logits |
 //! | [`validate`] | every kernel on an adapter against the reference |
 //! | [`bench`](mod@bench) | how fast decode, append and prefill are, beside the read roof |
@@ -53,6 +54,7 @@
 //! ```
 #![deny(missing_docs, unsafe_code)]
 
+pub mod analyze;
 pub mod bench;
 pub mod cache;
 pub mod capacity;

@@ -1,5 +1,6 @@
 //! The command: arguments in, the library's answers out. One file per subcommand.
 
+mod analyze;
 mod bench;
 mod device;
 mod drift;
@@ -26,6 +27,8 @@ struct Cli {
 enum Command {
     /// Measure what each cache format costs in the logits of a live transformer, and what it saves
     Drift(drift::Args),
+    /// Measure what each cache format costs in the numbers of K and V tensors from a file; no model and no GPU is needed
+    Analyze(analyze::Args),
     /// Time decode, append and prefill with each cache format, beside f16 and what plain reads reach
     Bench(bench::Args),
     /// List the GPU adapters with their drivers, limits and features
@@ -72,6 +75,7 @@ impl fmt::Display for Failure {
 pub fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Drift(args) => args.run(),
+        Command::Analyze(args) => args.run(),
         Command::Bench(args) => args.run(),
         Command::Info(args) => args.run(),
         Command::Plan(args) => args.run(),

@@ -7,7 +7,9 @@ use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
+use kvpack::analyze::dump::{Axes, Dump};
 use kvpack::checkpoint::{Checkpoint, Tensors};
+use kvpack::spec::Side;
 use kvpack::validate::Random;
 
 use crate::allocations::largest;
@@ -63,9 +65,12 @@ fn mutate(random: &mut Random, bytes: &mut Vec<u8>) {
     }
 }
 
+/// What a case makes of the files: an answer or an error, and the largest request for memory on the way.
+type Asked = (kvpack::Result<()>, usize);
+
 /// Everything that can be asked of a checkpoint, and the largest request for memory on the way. The tokenizer's is left
 /// out: it has caches and compiled expressions of its own size, whatever the file.
-fn ask(path: &Path) -> (kvpack::Result<()>, usize) {
+fn ask(path: &Path) -> Asked {
     let (read, most) = largest(|| {
         let mut checkpoint = Checkpoint::open(path)?;
         let names: Vec<_> = checkpoint.config.tensors().map(|(name, _)| name).collect();
@@ -84,11 +89,11 @@ fn ask(path: &Path) -> (kvpack::Result<()>, usize) {
 }
 
 /// Cases of one file: `write` puts the mutated bytes where they belong. Returns how many were read without an error.
-fn cases(name: &str, seed: u64, valid: &[u8], path: &Path, write: &dyn Fn(&[u8])) -> u64 {
+fn cases(name: &str, seed: u64, valid: &[u8], write: &dyn Fn(&[u8]), ask: &dyn Fn() -> Asked) -> u64 {
     let count = number("KVPACK_MUTATIONS", 1000);
     let seed = number("KVPACK_MUTATION_SEED", seed);
     write(valid);
-    ask(path).0.unwrap_or_else(|error| panic!("{name}: {error}"));
+    ask().0.unwrap_or_else(|error| panic!("{name}: {error}"));
     let mut fine = 0;
     for case in 0..count {
         let mut random = Random::new(seed + case);
@@ -96,14 +101,24 @@ fn cases(name: &str, seed: u64, valid: &[u8], path: &Path, write: &dyn Fn(&[u8])
         mutate(&mut random, &mut bytes);
         write(&bytes);
         let seed = seed + case;
-        let (outcome, most) = catch_unwind(AssertUnwindSafe(|| ask(path)))
-            .unwrap_or_else(|_| panic!("{name}, seed {seed}: a panic"));
+        let (outcome, most) =
+            catch_unwind(AssertUnwindSafe(ask)).unwrap_or_else(|_| panic!("{name}, seed {seed}: a panic"));
         match outcome {
             Ok(()) => fine += 1,
             Err(error) => {
                 let said = error.to_string();
                 assert!(
-                    said.contains("model `") || said.contains("configuration `"),
+                    [
+                        "model `",
+                        "configuration `",
+                        "safetensors file `",
+                        "array file `",
+                        "K and V of `",
+                        "tensor `",
+                        " = "
+                    ]
+                    .iter()
+                    .any(|asked| said.contains(asked)),
                     "{name}, seed {seed}: {said}"
                 );
             }
@@ -142,9 +157,13 @@ fn mutated_gguf_files_are_read_or_refused() {
     }
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
-    let fine = cases("GGUF", 1, &file.bytes(), &path, &|bytes| {
-        fs::write(&path, bytes).unwrap()
-    });
+    let fine = cases(
+        "GGUF",
+        1,
+        &file.bytes(),
+        &|bytes| fs::write(&path, bytes).unwrap(),
+        &|| ask(&path),
+    );
     assert!(fine > 0, "no case was read: the changes are too coarse");
 }
 
@@ -169,10 +188,48 @@ fn mutated_folders_are_read_or_refused() {
     ] {
         let path = folder.path().join(file);
         let valid = fs::read(&path).unwrap();
-        let fine = cases(file, seed << 32, &valid, folder.path(), &|bytes| {
-            fs::write(&path, bytes).unwrap()
-        });
+        let fine = cases(
+            file,
+            seed << 32,
+            &valid,
+            &|bytes| fs::write(&path, bytes).unwrap(),
+            &|| ask(folder.path()),
+        );
         assert!(fine > 0, "{file}: no case was read");
         fs::write(&path, valid).unwrap();
+    }
+}
+
+#[test]
+fn mutated_dumps_are_read_or_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let numbers: Vec<f32> = (0..10 * 2 * 16).map(|i| i as f32 - 100.0).collect();
+    let rows = files::stored("F16", &numbers);
+    let safetensors = files::safetensors(&[
+        ("layers.0.k", "F16", &[10, 2, 16], rows.clone()),
+        ("layers.0.v", "F16", &[2, 5, 2, 16], rows.clone()),
+    ]);
+    let header = "{'descr': '<f2', 'fortran_order': False, 'shape': (2, 5, 2, 16), }\n";
+    let mut npy = b"\x93NUMPY\x01\x00".to_vec();
+    npy.extend((header.len() as u16).to_le_bytes());
+    npy.extend(header.as_bytes());
+    npy.extend(rows);
+    let sides: Vec<Side> = ["fp8", "int4", "int4c(8)", "fp4"]
+        .map(|side| side.parse().unwrap())
+        .to_vec();
+    for (seed, file, valid) in [(5, "x.safetensors", safetensors), (6, "x.npy", npy)] {
+        let path = folder.path().join(file);
+        let fine = cases(
+            file,
+            seed << 32,
+            &valid,
+            &|bytes| fs::write(&path, bytes).unwrap(),
+            &|| {
+                let (dump, most) = largest(|| Dump::open(&path, Axes::TokensFirst, &[]));
+                let rows = dump.and_then(|mut dump| dump.analyze(&sides, &mut |_, _, _| {}));
+                (rows.map(drop), most)
+            },
+        );
+        assert!(fine > 0, "{file}: no case was read");
     }
 }

@@ -237,7 +237,7 @@ const LEVELS: &[&[&str]] = &[
     &["capacity", "reference"],
     &["checkpoint"],
     &["model"],
-    &["drift", "validate"],
+    &["analyze", "drift", "validate"],
     &["bench"],
     &["report"],
 ];
