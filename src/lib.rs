@@ -20,6 +20,7 @@
 //! | [`capacity`] | what the cache of a model takes in memory, and what fits a budget; computed |
 //! | `checkpoint` | trained models from files: shape, tensors, tokenizer (feature `models`) |
 //! | [`model`] | the tiny transformer and models of the Llama architecture, one forward pass over either backend |
+//! | [`analyze`] | what each format costs in the numbers of given K and V tensors |
 //! | [`drift`] | what a format costs in logits |
 //! | `generate` | text from a trained model, token by token (feature `models`) |
 //! | [`validate`] | every kernel on an adapter against the reference |
@@ -55,6 +56,7 @@
 //! ```
 #![deny(missing_docs, unsafe_code)]
 
+pub mod analyze;
 pub mod bench;
 pub mod cache;
 pub mod capacity;

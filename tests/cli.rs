@@ -737,3 +737,113 @@ fn a_plan_that_cannot_be_is_refused_by_name() {
         fails(&plan(arguments), 2, words);
     }
 }
+
+/// A .npy file of f32 numbers.
+fn write_npy(file: &Path, shape: &str, numbers: &[f32]) {
+    let header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}\n");
+    let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
+    bytes.extend((header.len() as u16).to_le_bytes());
+    bytes.extend(header.as_bytes());
+    bytes.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
+    std::fs::write(file, bytes).unwrap();
+}
+
+#[test]
+fn analyze_measures_the_tensors_of_a_file_without_a_gpu() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("past_keys.npy");
+    // Two layers of 40 tokens, 2 heads of 8; channel 5 of layer 1 stands out.
+    let numbers: Vec<f32> = (0..2 * 40 * 16)
+        .map(|i| {
+            let x = ((i * 37) % 101) as f32 / 101.0 - 0.5;
+            if i >= 640 && i % 8 == 5 { x * 100.0 } else { x }
+        })
+        .collect();
+    write_npy(&file, "(2, 40, 2, 8)", &numbers);
+    let path = file.to_str().unwrap();
+    let [json, csv, plot] = ["rows.json", "rows.csv", "map.svg"].map(|name| path_in(folder.path(), name));
+    let output = run_without_gpu(&["analyze", path, "--json", &json, "--csv", &csv, "--plot", &plot]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(text(&output.stderr), "", "a pipe gets no progress");
+    let table = text(&output.stdout);
+    assert!(
+        table.contains("40 x 2 x 8") && table.contains("int4c has 32 of 40 tokens packed"),
+        "{table}"
+    );
+    let rows: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    let rows = rows.as_array().unwrap();
+    assert_eq!(rows.len(), 2 * 8);
+    let figure = |layer: u64, side: &str, field: &str| {
+        let row = rows
+            .iter()
+            .find(|row| row["layer"] == layer && row["side"] == side)
+            .unwrap();
+        assert_eq!(
+            (&row["which"], &row["tensor"]),
+            (&"K".into(), &"past_keys".into())
+        );
+        row[field].as_f64().unwrap()
+    };
+    assert!(figure(0, "int4", "outlier_ratio") < 1.2 && figure(1, "int4", "outlier_ratio") > 80.0);
+    // The outlier's own error counts most, and it has the same codes in both; the others are lost per token alone.
+    assert!(figure(0, "int4", "relative_l2") < 0.1 && figure(0, "int4c", "relative_l2") < 0.1);
+    assert_eq!(figure(1, "int4c", "packed_tokens"), 32.0);
+    assert_eq!(std::fs::read_to_string(&csv).unwrap().lines().count(), 1 + 16);
+    let map = std::fs::read_to_string(&plot).unwrap();
+    assert!(map.contains("relative L2 error, log scale") && map.contains("K, a row a layer"));
+
+    // Heads first: the same numbers in another order give the same figures.
+    let turned: Vec<f32> = (0..2 * 40 * 16)
+        .map(|i| {
+            let (layer, head, token, channel) = (i / 640, i / 320 % 2, i / 8 % 40, i % 8);
+            numbers[layer * 640 + token * 16 + head * 8 + channel]
+        })
+        .collect();
+    write_npy(&file, "(2, 2, 40, 8)", &turned);
+    let again = run(&["analyze", path, "--heads-first", "--json", "-"]);
+    assert_eq!(again.stdout, std::fs::read(&json).unwrap());
+}
+
+#[test]
+fn analyze_refuses_what_is_no_dump_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("k.npy");
+    let path = file.to_str().unwrap();
+    let plot = path_in(folder.path(), "map.png");
+    let refused = |arguments: &[&str], words: &[&str]| {
+        fails(&run(&[&["analyze"], arguments].concat()), 2, words);
+        assert!(!Path::new(&plot).exists(), "nothing half written");
+    };
+    let mut numbers = [0.5; 64];
+    numbers[37] = f32::NAN;
+    write_npy(&file, "(4, 2, 8)", &numbers);
+    refused(&[path, "--plot", &plot], &["tensor `k`", "NaN, at index 37"]);
+    write_npy(&file, "(8, 8)", &[0.5; 64]);
+    refused(&[path], &["tensor `k` has shape [8, 8]", "three axes"]);
+    write_npy(&file, "(4, 1, 12)", &[0.5; 48]);
+    refused(&[path], &["head_dim = 12", "multiple of 8"]);
+    write_npy(&file, "(4, 2, 8)", &[0.5; 63]);
+    refused(&[path], &["k.npy", "truncated or damaged"]);
+    write_npy(&file, "(4, 2, 8)", &[0.5; 64]);
+    refused(&[path, "--tensor", "v"], &["no tensor `v`", "it has 1: k"]);
+    refused(&[path, "--sides", "int3"], &["int3", "int4c(G)"]);
+    refused(&[path, "--plot", "map.jpg"], &["map.jpg", ".svg or .png"]);
+    refused(
+        &[&path_in(folder.path(), "k.pt")],
+        &["k.pt", "neither .safetensors nor .npy"],
+    );
+    refused(
+        &[&path_in(folder.path(), "no.npy")],
+        &["no.npy", "cannot be read"],
+    );
+    // A format that a shape has no room for is left out, and said.
+    write_npy(&file, "(4, 1, 8)", &[0.5; 32]);
+    let output = run(&["analyze", path, "--sides", "fp4,int8"]);
+    assert!(output.status.success());
+    assert!(
+        text(&output.stderr).contains("fp4 is left out of k: "),
+        "{}",
+        text(&output.stderr)
+    );
+    refused(&[path, "--sides", "fp4"], &["blocks of 16 channels"]);
+}

@@ -197,3 +197,59 @@ fn q6_k(block: &[u8], out: &mut Vec<f32>) {
         out.push(d * scale * (f32::from(low | high << 4) - 32.0));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Items of hex digits, so many each.
+    fn hex(text: &str, digits: usize) -> Vec<u32> {
+        (0..text.len())
+            .step_by(digits)
+            .map(|at| u32::from_str_radix(&text[at..at + digits], 16).unwrap())
+            .collect()
+    }
+
+    #[test]
+    fn blocks_become_the_numbers_of_the_ggml_package_bit_for_bit() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/gguf_blocks.json");
+        let golden: serde_json::Value =
+            serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+        assert_eq!(golden.as_object().unwrap().len(), BlockType::ALL.len());
+        for (kind, number, name, numbers, bytes) in BlockType::ALL {
+            assert_eq!(BlockType::from_number(number), Ok(kind));
+            assert_eq!(
+                (kind.name(), kind.numbers(), kind.bytes()),
+                (name, numbers, bytes)
+            );
+            let case = &golden[name];
+            let blocks: Vec<_> = hex(case["blocks"].as_str().unwrap(), 2)
+                .iter()
+                .map(|&byte| byte as u8)
+                .collect();
+            let mut values = Vec::new();
+            kind.dequantize(&blocks, &mut values);
+            let bits: Vec<_> = values.iter().map(|value| value.to_bits()).collect();
+            let expected = hex(case["values"].as_str().unwrap(), 8);
+            assert!(expected.len() >= 64 && blocks.len() as u64 / bytes * numbers == expected.len() as u64);
+            let wrong = bits
+                .iter()
+                .zip(&expected)
+                .position(|(bits, expected)| bits != expected);
+            assert!(
+                bits.len() == expected.len() && wrong.is_none(),
+                "{name}: {wrong:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn other_types_are_named() {
+        assert_eq!(BlockType::from_number(13), Err("Q5_K".to_owned()));
+        assert_eq!(BlockType::from_number(4), Err("type number 4".to_owned()));
+        assert_eq!(
+            BlockType::from_number(u32::MAX),
+            Err("type number 4294967295".to_owned())
+        );
+    }
+}

@@ -238,7 +238,7 @@ impl Gguf {
             .tensors
             .get(name)
             .ok_or_else(|| refuse(path, format!("tensor `{name}` is missing")))?;
-        let mut values = reserve(path, name, info.numbers)?;
+        let mut values = reserve(name, info.numbers).map_err(|reason| refuse(path, reason))?;
         let failed = |error| refuse(path, format!("tensor `{name}` cannot be read: {error}"));
         self.input.reader.seek(SeekFrom::Start(info.at)).map_err(failed)?;
         let piece = PIECE / info.kind.bytes() * info.kind.bytes();
@@ -250,7 +250,7 @@ impl Gguf {
             info.kind.dequantize(part, &mut values);
             left -= part.len() as u64;
         }
-        finite(path, name, &values)?;
+        finite(name, &values).map_err(|reason| refuse(path, reason))?;
         Ok(values)
     }
 }

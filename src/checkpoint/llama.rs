@@ -1,5 +1,6 @@
 //! The shape of a model of the Llama architecture.
 
+use crate::capacity::ModelShape;
 use crate::rope::{RopePairing, RopeScaling};
 
 /// The shape of a model of the Llama architecture.
@@ -36,6 +37,27 @@ pub struct LlamaConfig {
 }
 
 impl LlamaConfig {
+    /// The tensor of the head, `[vocabulary, hidden]`: that of the embedding where they are tied, whether or not a file has
+    /// another one.
+    pub fn head(&self) -> &'static str {
+        if self.tied {
+            "model.embed_tokens.weight"
+        } else {
+            "lm_head.weight"
+        }
+    }
+
+    /// What the model asks of its cache.
+    pub fn cache_shape(&self) -> ModelShape {
+        ModelShape {
+            layers: self.layers,
+            q_heads: self.q_heads,
+            kv_heads: self.kv_heads,
+            k_head_dim: self.head_dim,
+            v_head_dim: self.head_dim,
+        }
+    }
+
     /// The tensors of this shape: name, and shape with the outermost dimension first. Head, embedding and last norm come
     /// first, then those of each block.
     pub fn tensors(&self) -> impl Iterator<Item = (String, Vec<u64>)> + use<'_> {

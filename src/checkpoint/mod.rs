@@ -7,6 +7,7 @@ pub mod blocks;
 mod config;
 mod folder;
 pub mod gguf;
+mod kv_scales;
 mod llama;
 mod names;
 pub mod safetensors;
@@ -150,7 +151,7 @@ impl Tensors for Checkpoint {
 }
 
 /// Bytes of a tensor that are in memory beside its numbers.
-const PIECE: u64 = 1 << 20;
+pub(crate) const PIECE: u64 = 1 << 20;
 
 fn refuse(path: &Path, reason: impl Into<String>) -> Error {
     Error::Usage {
@@ -163,8 +164,8 @@ fn refuse(path: &Path, reason: impl Into<String>) -> Error {
     }
 }
 
-/// Room for a tensor's numbers, whose bytes are known to be in the file.
-fn reserve(path: &Path, name: &str, numbers: u64) -> Result<Vec<f32>> {
+/// Room for a tensor's numbers, whose bytes are known to be in the file, or the reason why there is none.
+pub(crate) fn reserve(name: &str, numbers: u64) -> std::result::Result<Vec<f32>, String> {
     let mut values = Vec::new();
     let room = usize::try_from(numbers).map_err(|error| error.to_string());
     room.and_then(|numbers| {
@@ -172,22 +173,19 @@ fn reserve(path: &Path, name: &str, numbers: u64) -> Result<Vec<f32>> {
             .try_reserve_exact(numbers)
             .map_err(|error| error.to_string())
     })
-    .map_err(|error| refuse(path, format!("tensor `{name}` of {numbers} numbers: {error}")))?;
+    .map_err(|error| format!("tensor `{name}` of {numbers} numbers: {error}"))?;
     Ok(values)
 }
 
-/// Errors at the first number that is not finite.
-fn finite(path: &Path, name: &str, values: &[f32]) -> Result<()> {
+/// The reason to refuse a tensor with numbers that are not finite.
+pub(crate) fn finite(name: &str, values: &[f32]) -> std::result::Result<(), String> {
     let Some(first) = values.iter().position(|value| !value.is_finite()) else {
         return Ok(());
     };
     let count = values.iter().filter(|value| !value.is_finite()).count();
-    Err(refuse(
-        path,
-        format!(
-            "tensor `{name}` has {count} NaN or infinite numbers, the first, {}, at index {first}",
-            values[first]
-        ),
+    Err(format!(
+        "tensor `{name}` has {count} NaN or infinite numbers, the first, {}, at index {first}",
+        values[first]
     ))
 }
 

@@ -11,8 +11,8 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use serde::de::{Deserialize, Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
 
 use super::blocks::BlockType;
-use super::{PIECE, finite, refuse, reserve};
-use crate::error::Result;
+use super::{PIECE, finite, reserve};
+use crate::error::{Error, Result};
 
 /// The longest header that the format allows.
 const MAX_HEADER: u64 = 100_000_000;
@@ -154,7 +154,7 @@ impl SafetensorsFile {
         };
         let (start, end) = info.data_offsets;
         let mut left = (end - start) as u64;
-        let mut values = reserve(path, name, left / kind.bytes())?;
+        let mut values = reserve(name, left / kind.bytes()).map_err(|reason| refuse(path, reason))?;
         let failed = |error| refuse(path, format!("tensor `{name}` cannot be read: {error}"));
         self.file
             .seek(SeekFrom::Start(self.data + start as u64))
@@ -166,8 +166,16 @@ impl SafetensorsFile {
             kind.dequantize(part, &mut values);
             left -= part.len() as u64;
         }
-        finite(path, name, &values)?;
+        finite(name, &values).map_err(|reason| refuse(path, reason))?;
         Ok(values)
+    }
+}
+
+fn refuse(path: &Path, reason: impl Into<String>) -> Error {
+    Error::Usage {
+        asked: format!("safetensors file `{}`", path.display()),
+        reason: reason.into(),
+        advice: "give it whole, with tensors of finite F32, F16 or BF16 numbers".to_owned(),
     }
 }
 

@@ -1,7 +1,9 @@
 //! Text to token ids and back.
 
+use std::panic::catch_unwind;
 use std::path::Path;
 
+use serde::de::IgnoredAny;
 use tokenizers::decoders::byte_level::ByteLevel as ByteLevelDecoder;
 use tokenizers::models::bpe::{BPE, Vocab};
 use tokenizers::pre_tokenizers::PreTokenizerWrapper;
@@ -33,13 +35,18 @@ impl Tokenizer {
     /// [`Error::Usage`] for a file that cannot be read or is no tokenizer.
     pub fn from_json(path: &Path) -> Result<Tokenizer> {
         let bytes = super::read_whole(path)?;
-        let mut inner = tokenizers::Tokenizer::from_bytes(&bytes)
-            .map_err(|error| refuse(path, format!("it is no tokenizer: {error}")))?;
+        let no_tokenizer =
+            |error: &dyn std::fmt::Display| refuse(path, format!("it is no tokenizer: {error}"));
+        // The crate expects JSON of its own making: it panics at some that is broken, and at some values of the wrong type.
+        serde_json::from_slice::<IgnoredAny>(&bytes).map_err(|error| no_tokenizer(&error))?;
+        let mut inner = catch_unwind(|| tokenizers::Tokenizer::from_bytes(&bytes))
+            .map_err(|_| no_tokenizer(&"a value has the wrong type"))?
+            .map_err(|error| no_tokenizer(&error))?;
         // A file may ask for a fixed length, which is a matter of training.
         inner.with_padding(None);
         inner
             .with_truncation(None)
-            .map_err(|error| refuse(path, format!("it is no tokenizer: {error}")))?;
+            .map_err(|error| no_tokenizer(&error))?;
         Ok(Tokenizer { inner, first: None })
     }
 

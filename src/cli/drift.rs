@@ -59,10 +59,10 @@ pub struct Args {
     /// Write the rows as JSON; - is standard output, in place of the table
     #[arg(long, value_name = "FILE")]
     json: Option<String>,
-    /// Write the rows as CSV; - is standard output, in place of the table
+    /// Write the rows as CSV, with --per-layer those of the layers; - is standard output, in place of the table
     #[arg(long, value_name = "FILE")]
     csv: Option<String>,
-    /// Draw memory against drift into a .svg or .png file
+    /// Draw memory against drift, or with --per-layer a heat map of layers and formats, into a .svg or .png file
     #[arg(long, value_name = "FILE")]
     plot: Option<String>,
 }
@@ -160,6 +160,12 @@ impl Args {
         let name = path
             .file_name()
             .map_or_else(|| path.to_string_lossy(), |name| name.to_string_lossy());
+        let drawn = picture
+            .map(|picture| match self.per_layer {
+                true => trained::layer_plot(&drift, &name, picture),
+                false => trained::drift_plot(&drift, &name, picture),
+            })
+            .transpose()?;
         let shown = if outputs.take_stdout() {
             Ok(())
         } else {
@@ -172,8 +178,10 @@ impl Args {
                 true => csv::to_bytes(&drift.layers),
                 false => csv::to_bytes(&drift.rows),
             }),
+            outputs.write("--plot", || {
+                drawn.ok_or_else(|| io::Error::other("nothing was drawn"))
+            }),
         ];
-        let _ = picture;
         written.into_iter().collect()
     }
 }

@@ -1,13 +1,14 @@
 //! What a format does to each layer by itself: the rows of the f32 run are packed, and its queries attend to what was
 //! packed. No layer sees the errors of those before it, so the figures tell where a format hurts.
 
+use crate::analyze::{self, KvRows, Label, Which};
 use crate::cache::{CacheSpec, K, KvCache, SequenceId, TensorScales, V};
 use crate::error::Result;
 use crate::gpu::Gpu;
 use crate::model::{LayerRows, Placed};
 use crate::options::AttentionOptions;
 use crate::reference::ReferenceCache;
-use crate::spec::Pair;
+use crate::spec::{Pair, Side};
 
 /// One layer of one pair. Errors are relative L2, of what the cache gives to what the f32 run has.
 #[derive(Debug, Clone, PartialEq)]
@@ -23,10 +24,11 @@ pub struct LayerDriftRow {
     pub v_error: f64,
     /// Error of what attention gives.
     pub attention_error: f64,
-    /// Largest channel amax over median channel amax of the keys before RoPE: how far the outliers stand out.
-    pub k_outlier_before_rope: f64,
+    /// Largest channel amax over median channel amax of the keys before RoPE: how far the outliers stand out. None where
+    /// the median is 0.
+    pub k_outlier_before_rope: Option<f64>,
     /// The same after RoPE.
-    pub k_outlier_after_rope: f64,
+    pub k_outlier_after_rope: Option<f64>,
 }
 
 /// A cache on either device that takes the f32 run's rows.
@@ -82,7 +84,7 @@ struct Kept {
 /// The measurement, fed chunk by chunk.
 pub(super) struct Layers<'m> {
     gpu: Option<&'m Gpu>,
-    channels: usize,
+    heads: [u32; 2],
     shadows: Vec<Shadowed>,
     kept: Vec<Kept>,
 }
@@ -120,7 +122,7 @@ impl<'m> Layers<'m> {
         };
         Ok(Layers {
             gpu: model.gpu(),
-            channels: (config.kv_heads * config.head_dim) as usize,
+            heads: [config.kv_heads, config.head_dim],
             shadows: specs.into_iter().map(shadow).collect::<Result<_>>()?,
             kept: (0..blocks).map(|_| Kept::default()).collect(),
         })
@@ -159,12 +161,27 @@ impl<'m> Layers<'m> {
                     k_error: error(K, keys)?,
                     v_error: error(V, &kept.v)?,
                     attention_error: attention.relative(),
-                    k_outlier_before_rope: outlier(&kept.before, self.channels),
-                    k_outlier_after_rope: outlier(&kept.k, self.channels),
+                    k_outlier_before_rope: self.outlier(layer, &kept.before)?,
+                    k_outlier_after_rope: self.outlier(layer, &kept.k)?,
                 });
             }
         }
         Ok(rows)
+    }
+
+    fn outlier(&self, layer: u32, keys: &[f32]) -> Result<Option<f64>> {
+        let [heads, head_dim] = self.heads;
+        let label = Label {
+            tensor: format!("keys of layer {layer}"),
+            layer: Some(layer),
+            which: Some(Which::K),
+        };
+        let rows = KvRows {
+            heads,
+            head_dim,
+            numbers: keys,
+        };
+        Ok(analyze::measure(&label, rows, Side::F32)?.outlier_ratio)
     }
 }
 
@@ -245,20 +262,4 @@ impl Shadowed {
         }
         Ok(numbers)
     }
-}
-
-/// Largest channel amax over median channel amax; infinite where more than half of the channels are 0.
-fn outlier(rows: &[f32], channels: usize) -> f64 {
-    let mut amax = vec![0.0_f32; channels];
-    for row in rows.chunks(channels.max(1)) {
-        amax.iter_mut().zip(row).for_each(|(m, v)| *m = m.max(v.abs()));
-    }
-    amax.sort_by(f32::total_cmp);
-    let middle = amax.len() / 2;
-    let median = match amax.len() {
-        0 => return 1.0,
-        n if n % 2 == 1 => f64::from(amax[middle]),
-        _ => (f64::from(amax[middle - 1]) + f64::from(amax[middle])) / 2.0,
-    };
-    f64::from(amax[amax.len() - 1]) / median
 }

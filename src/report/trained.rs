@@ -1,7 +1,10 @@
 //! Drift of a trained model as tables.
 
+use super::heat_map::{HeatMap, Panel, heat_map};
+use super::plot::{Picture, Spot, Spots};
 use super::table::{digits, plain, right_aligned, trimmed};
 use crate::drift::{LayerDriftRow, TrainedDrift, TrainedDriftRow};
+use crate::error::Result;
 use crate::scales::ScaleLayout;
 use crate::spec::Pair;
 
@@ -99,8 +102,8 @@ fn layers(rows: &[LayerDriftRow]) -> String {
             digits(row.k_error),
             digits(row.v_error),
             digits(row.attention_error),
-            format!("{:.2}", row.k_outlier_before_rope),
-            format!("{:.2}", row.k_outlier_after_rope),
+            outlier(row.k_outlier_before_rope),
+            outlier(row.k_outlier_after_rope),
         ]);
     }
     right_aligned(&mut table, 1..7);
@@ -108,4 +111,82 @@ fn layers(rows: &[LayerDriftRow]) -> String {
     text += "\n\n- errors: relative L2 in each layer by itself, on the rows of the f32 run.\n";
     text += "- K outlier: largest channel amax over the median one.\n";
     text
+}
+
+fn outlier(ratio: Option<f64>) -> String {
+    ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}"))
+}
+
+/// Errors by layer and pair: K, V and attention side by side.
+///
+/// # Errors
+/// As [`heat_map`].
+pub fn layer_plot(drift: &TrainedDrift, model: &str, picture: Picture) -> Result<Vec<u8>> {
+    let mut pairs: Vec<&str> = Vec::new();
+    for row in &drift.layers {
+        if !pairs.contains(&row.pair.as_str()) {
+            pairs.push(&row.pair);
+        }
+    }
+    let layers = drift.layers.iter().map(|row| row.layer + 1).max().unwrap_or(0);
+    let panel = |title: &str, figure: &dyn Fn(&LayerDriftRow) -> f64| Panel {
+        title: title.to_owned(),
+        rows: (0..layers).map(|layer| layer.to_string()).collect(),
+        columns: pairs.iter().map(|pair| (*pair).to_owned()).collect(),
+        cells: (0..layers)
+            .map(|layer| {
+                let row = |pair: &&str| drift.layers.iter().find(|r| r.layer == layer && r.pair == **pair);
+                pairs.iter().map(|pair| row(pair).map(figure)).collect()
+            })
+            .collect(),
+    };
+    let (tokens, device) = drift
+        .rows
+        .first()
+        .map_or((0, String::new()), |row| (row.tokens, format!("{}: {}", row.device, row.adapter)));
+    let keys = drift.rows.first().map_or("post", |row| row.k_rope.as_str());
+    let map = HeatMap {
+        title: format!("Error of each layer by itself, {model}"),
+        notes: [format!("{tokens} tokens, keys {keys}-RoPE"), device],
+        figure: "relative L2 error".to_owned(),
+        panels: vec![
+            panel("K", &|row| row.k_error),
+            panel("V", &|row| row.v_error),
+            panel("attention", &|row| row.attention_error),
+        ],
+    };
+    heat_map(&map, picture)
+}
+
+/// Memory against centred drift, a point a pair.
+///
+/// # Errors
+/// As [`super::plot::drift_plot`].
+pub fn drift_plot(drift: &TrainedDrift, model: &str, picture: Picture) -> Result<Vec<u8>> {
+    // Without the reference, whose drift is 0.
+    let rows = drift.rows.get(1..).unwrap_or(&[]);
+    let spot = |row: &TrainedDriftRow| {
+        let pair: Option<Pair> = row.pair.parse().ok();
+        let sides = pair.map_or(Vec::new(), |pair| vec![("K", pair.k), ("V", pair.v)]);
+        let left = row.tokens.saturating_sub(row.window.into());
+        let waits = sides
+            .into_iter()
+            .filter(|(_, side)| side.waits(row.window) && left < u64::from(side.layout.token_group().max(1)));
+        Spot {
+            pair: row.pair.clone(),
+            bits: row.bits_per_number,
+            drift: row.logit_drift_centred,
+            unpacked: waits.map(|(name, _)| name).collect(),
+        }
+    };
+    let first = rows.first();
+    let picture_of = Spots {
+        title: "Centred logit drift against memory".to_owned(),
+        settings: first.map_or("no pairs".to_owned(), |row| {
+            format!("{model} \u{b7} {} tokens \u{b7} {} \u{b7} keys {}-RoPE", row.tokens, row.mode, row.k_rope)
+        }),
+        device: first.map_or(String::new(), |row| format!("{}: {}", row.device, row.adapter)),
+        spots: rows.iter().map(spot).collect(),
+    };
+    picture_of.drawn(picture)
 }

