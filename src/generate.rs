@@ -21,6 +21,8 @@ pub struct GenerateOptions {
     pub temperature: f64,
     /// Where the drawing begins: the same seed draws the same tokens.
     pub seed: u64,
+    /// Per-tensor scales that the checkpoint brings, `[layer][K, V]`; None: calibrated on the prompt.
+    pub kv_scales: Option<Vec<[f32; 2]>>,
     /// Token ids that end the text; they are not part of it.
     pub end_of_text: Vec<u32>,
 }
@@ -44,7 +46,7 @@ pub struct Generated {
 
 /// Continues a prompt. `each` takes every new token as it comes, and says whether to go on.
 ///
-/// Per-tensor scales (`fp8`) are calibrated on the prompt, which is run once more for that.
+/// Per-tensor scales (`fp8`) that the options do not give are calibrated on the prompt, which is run once more for that.
 ///
 /// # Errors
 /// [`Error::Usage`] for an empty prompt, a temperature below 0 and rows that no scale fits; [`Error::Shape`] for a prompt
@@ -73,11 +75,17 @@ pub fn generate(
     }
     model.config().check(prompt, 0)?;
     let per_tensor = |side: Side| side.layout == ScaleLayout::PerTensor;
-    let calibrated = match per_tensor(options.pair.k) || per_tensor(options.pair.v) {
-        false => Vec::new(),
-        true => {
-            let mut session =
-                model.session(cache_spec(model, Pair::same(Side::F32), prompt, options, &[])?, true)?;
+    let calibrated = match (
+        per_tensor(options.pair.k) || per_tensor(options.pair.v),
+        &options.kv_scales,
+    ) {
+        (false, _) => Vec::new(),
+        (true, Some(scales)) => scales.clone(),
+        (true, None) => {
+            let mut session = model.session(
+                cache_spec(model, Pair::same(Side::F32), prompt, options, &[])?,
+                true,
+            )?;
             run_prompt(model, &mut session, prompt)?;
             session.calibrated()?
         }
@@ -151,9 +159,7 @@ fn choose(logits: &[f64], temperature: f64, random: &mut fastrand::Rng) -> Resul
     if temperature == 0.0 {
         return Ok(best as u32);
     }
-    let weights = logits
-        .iter()
-        .map(|v| ((v - logits[best]) / temperature).exp());
+    let weights = logits.iter().map(|v| ((v - logits[best]) / temperature).exp());
     let weights: Vec<f64> = weights.collect();
     let mut left = random.f64() * weights.iter().sum::<f64>();
     for (id, weight) in (0..).zip(&weights) {

@@ -90,10 +90,7 @@ impl Rope {
     /// The scaled frequencies of a head, head_dim / 2 of them, in radians per position.
     pub fn frequencies(&self, head_dim: u32) -> Vec<f64> {
         let plain = (0..head_dim / 2).map(|i| self.theta.powf(-f64::from(2 * i) / f64::from(head_dim)));
-        plain
-            .enumerate()
-            .map(|(i, f)| self.scaling.apply(i, f))
-            .collect()
+        plain.enumerate().map(|(i, f)| self.scaling.apply(i, f)).collect()
     }
 
     /// The table of the first `positions` positions.
@@ -187,7 +184,13 @@ mod tests {
         assert!(plain.iter().zip(&linear).all(|(p, l)| *l == p / 4.0));
         let divisors: Vec<f32> = (1..=32_u8).map(f32::from).collect();
         let divided = frequencies(RopeScaling::Divisors(divisors));
-        assert!(plain.iter().zip(&divided).zip(1..).all(|((p, d), n)| *d == p / f64::from(n)));
+        assert!(
+            plain
+                .iter()
+                .zip(&divided)
+                .zip(1..)
+                .all(|((p, d), n)| *d == p / f64::from(n))
+        );
         // Llama 3.1: 8192 positions, factors 1 and 4. A wave of more than 8192 positions is low, of fewer than 2048 high.
         let llama3 = frequencies(RopeScaling::Llama3 {
             factor: 8.0,

@@ -8,10 +8,10 @@ use kvpack::report::plot::{Picture, drift_plot};
 use kvpack::report::{csv, json, table, trained};
 use kvpack::spec::{Pair, TABLE};
 
+use super::Failure;
 use super::device::{AdapterArgs, Kind, is_software, positive, window};
 use super::model::{WeightArgs, read_ids, read_text};
 use super::output::{Outputs, Progress, print, tell};
-use super::Failure;
 
 /// What was asked.
 #[derive(clap::Args)]
@@ -150,6 +150,7 @@ impl Args {
             mode: self.mode,
             window: self.window,
             per_layer: self.per_layer,
+            kv_scales: loaded.kv_scales,
         };
         let progress = Progress::new();
         let drift = run_trained(device, &loaded.model, &ids, &options, &mut |done, of, what| {

@@ -75,6 +75,7 @@ impl Args {
             max_tokens: self.max_tokens,
             temperature: self.temperature,
             seed: self.seed,
+            kv_scales: loaded.kv_scales.clone(),
             end_of_text: loaded.end_of_text.clone(),
         };
         print(&self.prompt)?;
@@ -105,7 +106,12 @@ impl Args {
         if self.stats {
             tell(&stats("f32", prompt.len(), &reference));
         }
-        print(&comparison(tokenizer, &self.kv.to_string(), &generated, &reference)?)
+        print(&comparison(
+            tokenizer,
+            &self.kv.to_string(),
+            &generated,
+            &reference,
+        )?)
     }
 }
 

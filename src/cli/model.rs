@@ -36,6 +36,8 @@ pub struct Loaded {
     pub tokenizer: Option<Tokenizer>,
     /// Token ids that end a text.
     pub end_of_text: Vec<u32>,
+    /// Per-tensor scales that it brings.
+    pub kv_scales: Option<Vec<[f32; 2]>>,
 }
 
 impl WeightArgs {
@@ -46,6 +48,7 @@ impl WeightArgs {
             true => Some(checkpoint.tokenizer()?),
             false => None,
         };
+        let kv_scales = checkpoint.kv_scales()?;
         let config = checkpoint.config.clone();
         let bar = Progress::new();
         let mut progress = |done: u64, of: u64, what: &str| bar.show(done >> 20, of >> 20, what);
@@ -66,6 +69,7 @@ impl WeightArgs {
             model: model?,
             tokenizer,
             end_of_text: config.end_of_text,
+            kv_scales,
         })
     }
 }

@@ -254,8 +254,7 @@ impl Shadowed {
             let (words, after) = rest.split_at(rest.len().min(layout.words as usize));
             for slot in page.live.iter().cloned().flatten() {
                 for head in 0..layout.heads {
-                    numbers
-                        .extend((0..layout.head_dim).map(|c| layout.number(words, slot, head, c, scale)));
+                    numbers.extend((0..layout.head_dim).map(|c| layout.number(words, slot, head, c, scale)));
                 }
             }
             rest = after;

@@ -203,9 +203,7 @@ pub fn run(
         progress(done, of, what);
     };
     let f32 = cache_spec(model.config(), Pair::same(Side::F32), options, &[])?;
-    let reference = measure(&model, f32, &prompts, options.mode, &mut || {
-        tick("f32 reference")
-    })?;
+    let reference = measure(&model, f32, &prompts, options.mode, &mut || tick("f32 reference"))?;
     finite("the logits of the f32 reference", &reference.logits)?;
     let mut rows = Vec::new();
     for &pair in &options.pairs {

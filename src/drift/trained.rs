@@ -36,6 +36,8 @@ pub struct TrainedDriftOptions {
     pub window: u32,
     /// Whether to measure each layer by itself too.
     pub per_layer: bool,
+    /// Per-tensor scales that the checkpoint brings, `[layer][K, V]`; None: calibrated on the f32 run.
+    pub kv_scales: Option<Vec<[f32; 2]>>,
 }
 
 /// One row of a trained model's drift table.
@@ -64,6 +66,8 @@ pub struct TrainedDriftRow {
     pub max_abs_diff: f64,
     /// exp of the mean of -ln p(next token), over the text.
     pub perplexity: f64,
+    /// Where per-tensor scales come from: `calibrated` on the f32 run of this text, or the `checkpoint`.
+    pub tensor_scales: String,
     /// Inputs that saturated or had their scale clamped while they were packed.
     pub saturated: u64,
     /// Bytes of all pages in use at the end of the text, all layers, K and V: the sum of the three parts that follow.
@@ -135,6 +139,7 @@ pub fn run_trained(
         kept.extend(logits.iter().map(|&v| v as f32));
         tick("f32 reference", tokens);
     })?;
+    let scales = options.kv_scales.as_ref().unwrap_or(&reference.calibrated);
     let vocabulary = model.config().vocabulary as usize;
     let mut rows = Vec::new();
     for pair in std::iter::once(f32).chain(options.pairs.iter().copied()) {
@@ -149,7 +154,7 @@ pub fn run_trained(
             }
             &reference
         } else {
-            let spec = cache_spec(model.config(), pair, ids.len(), options, &reference.calibrated)?;
+            let spec = cache_spec(model.config(), pair, ids.len(), options, scales)?;
             let mut rest = &kept[..];
             again = measure(model, spec, ids, options.mode, &mut |tokens, logits| {
                 for q in logits.chunks(vocabulary) {
@@ -176,6 +181,11 @@ pub fn run_trained(
             predictions: damage.predictions,
             max_abs_diff: damage.max_abs_diff,
             perplexity: run.perplexity,
+            tensor_scales: match options.kv_scales {
+                Some(_) => "checkpoint",
+                None => "calibrated",
+            }
+            .to_owned(),
             saturated: u64::from(run.status.saturated),
             cache_bytes: run.bytes.total(),
             code_bytes: run.bytes.codes,
@@ -198,7 +208,7 @@ pub fn run_trained(
             let specs = options.pairs.iter().map(|&pair| {
                 Ok((
                     pair,
-                    cache_spec(model.config(), pair, ids.len(), options, &reference.calibrated)?,
+                    cache_spec(model.config(), pair, ids.len(), options, scales)?,
                 ))
             });
             let post = TrainedDriftOptions {
@@ -250,7 +260,18 @@ fn check(config: &Config, ids: &[u32], options: &TrainedDriftOptions) -> Result<
     }
     if options.window > super::MAX_WINDOW {
         let reason = format!("at most {} tokens stay recent", super::MAX_WINDOW);
-        return refuse(format!("window {}", options.window), &reason, "use a smaller window");
+        return refuse(
+            format!("window {}", options.window),
+            &reason,
+            "use a smaller window",
+        );
+    }
+    if let Some(scales) = &options.kv_scales
+        && scales.len() != config.blocks as usize
+    {
+        let asked = format!("per-tensor scales of {} layers", scales.len());
+        let reason = format!("the model has {}", config.blocks);
+        return refuse(asked, &reason, "give a pair of scales for each layer");
     }
     config.check(ids, 0)
 }

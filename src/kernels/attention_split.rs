@@ -209,7 +209,10 @@ pub struct AttentionSplit {
 /// Parts and constants for `ratio` query heads a KV head and queries of type `q`.
 pub fn composer(k: &PageLayout, v: &PageLayout, ratio: u32, tiling: Tiling, q: FloatType) -> Composer {
     let mut composer = base(k, v, ratio, tiling, q);
-    composer.part("parts/k_stored", include_str!("../../shaders/parts/k_stored.wgsl"));
+    composer.part(
+        "parts/k_stored",
+        include_str!("../../shaders/parts/k_stored.wgsl"),
+    );
     composer
 }
 
@@ -224,7 +227,10 @@ pub fn turning_composer(
 ) -> Composer {
     let mut composer = base(k, v, ratio, tiling, q);
     composer
-        .part("parts/k_turned", include_str!("../../shaders/parts/k_turned.wgsl"))
+        .part(
+            "parts/k_turned",
+            include_str!("../../shaders/parts/k_turned.wgsl"),
+        )
         .set("K_HALVES", pairing == RopePairing::Halves);
     composer
 }

@@ -242,8 +242,7 @@ impl ModelKernels {
     ) -> Result<()> {
         let [groups_x, groups_y] = fold(RMS_NORM.name, u64::from(params.rows))?;
         let buffers = [&gpu.uniform(&params), x, gain, output];
-        self.rms_norm
-            .encode(gpu, pass, &buffers, [groups_x, groups_y, 1]);
+        self.rms_norm.encode(gpu, pass, &buffers, [groups_x, groups_y, 1]);
         Ok(())
     }
 

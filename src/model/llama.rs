@@ -59,7 +59,10 @@ fn shapes(config: &LlamaConfig) -> Vec<(String, [u32; 2])> {
 
 /// Refuses a checkpoint that lacks a tensor or has one of another shape, and shapes that no kernel takes.
 fn check(config: &LlamaConfig, tensors: &dyn Tensors) -> Result<()> {
-    for (what, value) in [("hidden size", config.hidden), ("feed-forward size", config.feed_forward)] {
+    for (what, value) in [
+        ("hidden size", config.hidden),
+        ("feed-forward size", config.feed_forward),
+    ] {
         if value == 0 || !value.is_multiple_of(4) {
             return Err(Error::Shape {
                 what,

@@ -148,8 +148,7 @@ pub struct Weights<T> {
 impl<T> Weights<T> {
     /// The same weights in another form.
     pub(crate) fn map<U>(&self, mut form: impl FnMut(&T) -> Result<U>) -> Result<Weights<U>> {
-        let some =
-            |form: &mut dyn FnMut(&T) -> Result<U>, t: &Option<T>| t.as_ref().map(form).transpose();
+        let some = |form: &mut dyn FnMut(&T) -> Result<U>, t: &Option<T>| t.as_ref().map(form).transpose();
         let form: &mut dyn FnMut(&T) -> Result<U> = &mut form;
         Ok(Weights {
             embedding: form(&self.embedding)?,

@@ -151,7 +151,9 @@ impl Backend for Run<'_, '_> {
 
     fn embed(&mut self, ids: &[u32], table: &Matrix) -> Result<Matrix> {
         let columns = table.columns as usize;
-        let rows = ids.iter().map(|&id| &table.values[id as usize * columns..][..columns]);
+        let rows = ids
+            .iter()
+            .map(|&id| &table.values[id as usize * columns..][..columns]);
         Ok(Matrix {
             rows: ids.len() as u32,
             columns: table.columns,

@@ -70,7 +70,8 @@ impl Weight {
                             advice: "keep the weights in f32".to_owned(),
                         });
                     }
-                    let word = |pair: &[f16]| u32::from(pair[0].to_bits()) | u32::from(pair[1].to_bits()) << 16;
+                    let word =
+                        |pair: &[f16]| u32::from(pair[0].to_bits()) | u32::from(pair[1].to_bits()) << 16;
                     halves.chunks_exact(2).map(word).collect()
                 }
             };

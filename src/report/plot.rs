@@ -245,11 +245,7 @@ impl Layout {
             }
         }
         let positive = |value: f64| (value > 0.0).then_some(value);
-        let x = Scale::over(
-            rows.iter().filter_map(|row| positive(row.bits)),
-            1.08,
-            2.0,
-        );
+        let x = Scale::over(rows.iter().filter_map(|row| positive(row.bits)), 1.08, 2.0);
         let y = Scale::over(rows.iter().filter_map(|row| positive(row.drift)), 1.5, 10.0);
         let has_zero = rows.iter().any(|row| row.drift <= 0.0);
         let bottom = PLOT.bottom - if has_zero { ZERO_BAND } else { 0.0 };
@@ -259,10 +255,7 @@ impl Layout {
             (None, Some(zero)) => zero,
             _ => y.place(drift, bottom, PLOT.top),
         };
-        let points: Vec<Point> = rows
-            .iter()
-            .map(|row| (x_of(row.bits), y_of(row.drift)))
-            .collect();
+        let points: Vec<Point> = rows.iter().map(|row| (x_of(row.bits), y_of(row.drift))).collect();
         let looks = rows.iter().map(|row| Look::of(row, rows)).collect();
         let names: Vec<String> = rows
             .iter()
@@ -290,7 +283,10 @@ impl Layout {
             title: picture.title.clone(),
             settings: match left_out {
                 0 => picture.settings.clone(),
-                _ => format!("{left_out} labels left out for want of room \u{b7} {}", picture.settings),
+                _ => format!(
+                    "{left_out} labels left out for want of room \u{b7} {}",
+                    picture.settings
+                ),
             },
             device: picture.device.clone(),
             x_ticks: x_ticks(&x, x_of),

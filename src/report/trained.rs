@@ -71,8 +71,16 @@ fn notes(rows: &[TrainedDriftRow], software: bool) -> Vec<String> {
         "bits: true cost of one number, scales included; cache bytes: whole pages at the end of the text.".to_owned(),
         "tokens/s: forward passes with the logits of every token, kernels' compilation included.".to_owned(),
     ];
-    if pairs.iter().any(|pair| [pair.k, pair.v].iter().any(|s| s.layout == ScaleLayout::PerTensor)) {
-        notes.push("fp8 scales are calibrated on the f32 run of this text (amax / 448 per layer and side).".to_owned());
+    if pairs.iter().any(|pair| {
+        [pair.k, pair.v]
+            .iter()
+            .any(|s| s.layout == ScaleLayout::PerTensor)
+    }) {
+        notes.push(match rows.first().map(|row| row.tensor_scales.as_str()) {
+            Some("checkpoint") => "fp8 scales are those of the checkpoint.".to_owned(),
+            _ => "fp8 scales are calibrated on the f32 run of this text (amax / 448 per layer and side)."
+                .to_owned(),
+        });
     }
     for row in rows.iter().filter(|row| row.saturated > 0) {
         let what = "inputs saturated or had their scale clamped";
@@ -140,10 +148,9 @@ pub fn layer_plot(drift: &TrainedDrift, model: &str, picture: Picture) -> Result
             })
             .collect(),
     };
-    let (tokens, device) = drift
-        .rows
-        .first()
-        .map_or((0, String::new()), |row| (row.tokens, format!("{}: {}", row.device, row.adapter)));
+    let (tokens, device) = drift.rows.first().map_or((0, String::new()), |row| {
+        (row.tokens, format!("{}: {}", row.device, row.adapter))
+    });
     let keys = drift.rows.first().map_or("post", |row| row.k_rope.as_str());
     let map = HeatMap {
         title: format!("Error of each layer by itself, {model}"),
@@ -183,7 +190,10 @@ pub fn drift_plot(drift: &TrainedDrift, model: &str, picture: Picture) -> Result
     let picture_of = Spots {
         title: "Centred logit drift against memory".to_owned(),
         settings: first.map_or("no pairs".to_owned(), |row| {
-            format!("{model} \u{b7} {} tokens \u{b7} {} \u{b7} keys {}-RoPE", row.tokens, row.mode, row.k_rope)
+            format!(
+                "{model} \u{b7} {} tokens \u{b7} {} \u{b7} keys {}-RoPE",
+                row.tokens, row.mode, row.k_rope
+            )
         }),
         device: first.map_or(String::new(), |row| format!("{}: {}", row.device, row.adapter)),
         spots: rows.iter().map(spot).collect(),

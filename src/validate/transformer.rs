@@ -197,7 +197,11 @@ pub(super) fn check(gpu: &Gpu, kernel: &str) -> Result<Outcome> {
             }
             "swiglu" => {
                 // Gates far out too: there the exponential leaves f32.
-                let gate: Vec<f32> = y.iter().zip(0..).map(|(v, i)| if i % 7 == 0 { v * 1e3 } else { *v }).collect();
+                let gate: Vec<f32> = y
+                    .iter()
+                    .zip(0..)
+                    .map(|(v, i)| if i % 7 == 0 { v * 1e3 } else { *v })
+                    .collect();
                 let gate_buffer = gpu.upload("gate", &gate)?;
                 let got = run(count, &|pass, output| {
                     kernels.swiglu(gpu, pass, [&gate_buffer, &x_buffer, output], count)

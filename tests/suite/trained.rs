@@ -28,9 +28,19 @@ fn load(gpu: &Gpu, path: &std::path::Path) -> (Placed, Tokenizer, Vec<u32>) {
     let tokenizer = checkpoint.tokenizer().unwrap();
     let config = checkpoint.config.clone();
     let mut bytes = (0, 0);
-    let weights = model::upload(gpu, &config, &mut checkpoint, FloatType::F32, &mut |done, of, _| bytes = (done, of));
+    let weights = model::upload(
+        gpu,
+        &config,
+        &mut checkpoint,
+        FloatType::F32,
+        &mut |done, of, _| bytes = (done, of),
+    );
     assert!(bytes.0 == bytes.1 && bytes.0 > 0);
-    (Placed::Gpu(Arc::new(weights.unwrap())), tokenizer, config.end_of_text)
+    (
+        Placed::Gpu(Arc::new(weights.unwrap())),
+        tokenizer,
+        config.end_of_text,
+    )
 }
 
 fn measure(gpu: &Gpu, model: &Placed, ids: &[u32], pairs: &[&str], k_rope: KeyRope) -> TrainedDrift {
@@ -40,6 +50,7 @@ fn measure(gpu: &Gpu, model: &Placed, ids: &[u32], pairs: &[&str], k_rope: KeyRo
         mode: Mode::Prefill,
         window: 0,
         per_layer: false,
+        kv_scales: None,
     };
     run_trained(&Device::Gpu(gpu.clone()), model, ids, &options, &mut |_, _, _| {}).unwrap()
 }
@@ -94,6 +105,7 @@ fn greedy_text_of_the_f32_cache_is_the_references() {
             max_tokens: expected.len() as u32,
             temperature: 0.0,
             seed: 0,
+            kv_scales: None,
             end_of_text: end_of_text.clone(),
         };
         let generated = generate(&model, &prompt, &options, &mut |_| Ok(true)).unwrap();
@@ -125,7 +137,10 @@ fn outside(row: &TrainedDriftRow, expected: &Value) -> Vec<String> {
             row.pair, row.k_rope
         ));
         if !inside {
-            found.push(format!("{} {}-RoPE {field}: {value} is not {middle} +- {tolerance}", row.pair, row.k_rope));
+            found.push(format!(
+                "{} {}-RoPE {field}: {value} is not {middle} +- {tolerance}",
+                row.pair, row.k_rope
+            ));
         }
     }
     found
@@ -153,7 +168,9 @@ fn every_row_of_the_file_within_its_tolerance() {
             KeyRope::Pre => " pre-RoPE",
         };
         let of_this = rows.iter().filter(|(_, row)| row["k_rope"] == k_rope.to_string());
-        let pairs: Vec<&str> = of_this.map(|(name, _)| name.strip_suffix(suffix).unwrap()).collect();
+        let pairs: Vec<&str> = of_this
+            .map(|(name, _)| name.strip_suffix(suffix).unwrap())
+            .collect();
         let drift = measure(gpu, &model, &ids, &pairs, k_rope);
         let perplexity = data["reference"]["perplexity_f32_cache"].as_f64().unwrap();
         let f32 = &drift.rows[0];
