@@ -11,8 +11,10 @@ use kvpack::pages::PageLayout;
 use kvpack::reference;
 use kvpack::work::{SlotRun, Status};
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 
+use crate::common;
 use crate::model_files::{self as files, Field, GgufFile, Tensor};
 
 /// A checkpoint whose files are there as long as it is.
@@ -301,6 +303,35 @@ fn words_are_cut_as_the_file_says() {
     assert_eq!(ids("llama-bpe", Some(false)), [4]);
     assert_eq!(ids("gpt-2", None), [0, 1]);
     assert_eq!(ids("gpt-2", Some(true)), [5, 0, 1]);
+}
+
+/// The model of `tools/fetch_model.sh`, where `KVPACK_MODEL` names it.
+#[test]
+fn the_trained_model_gives_the_expected_token_ids() {
+    let Some(path) = std::env::var_os("KVPACK_MODEL") else {
+        common::say(
+            "kvpack: skipped the_trained_model_gives_the_expected_token_ids: KVPACK_MODEL names no model",
+        );
+        return;
+    };
+    let tokenizer = Checkpoint::open(Path::new(&path)).unwrap().tokenizer().unwrap();
+    let expected = common::json("tests/data/smol_expected.json");
+    let text = fs::read_to_string(common::path("tests/data/text.txt")).unwrap();
+    let ids = tokenizer.encode(&text).unwrap();
+    assert_eq!(ids.len(), 765);
+    let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+    let sum: String = Sha256::digest(&bytes)
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    assert_eq!(expected["token_ids_sha256"], sum.as_str());
+    assert_eq!(tokenizer.decode(&ids).unwrap(), text);
+    for case in expected["greedy_f32_cache"].as_array().unwrap() {
+        let prompt = tokenizer.encode(case["prompt"].as_str().unwrap()).unwrap();
+        assert_eq!(case["prompt_ids"], json!(prompt));
+        let continuation: Vec<u32> = serde_json::from_value(case["continuation_ids"].clone()).unwrap();
+        assert_eq!(case["text"], tokenizer.decode(&continuation).unwrap().as_str());
+    }
 }
 
 // ---- field cases --------------------------------------------------------------------------------------------------
