@@ -11,6 +11,7 @@ mod device;
 mod drift;
 mod example;
 mod golden;
+mod hostile_models;
 mod lifecycle;
 mod llama;
 mod model_files;
