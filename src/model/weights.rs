@@ -1,5 +1,6 @@
 //! Weights on a device: in buffers that it can bind, laid out for the products.
 
+#[cfg(feature = "models")]
 use std::collections::BTreeMap;
 
 use half::f16;

@@ -61,7 +61,7 @@ mod tests {
 
     #[test]
     fn no_rows_are_an_empty_array() {
-        assert_eq!(to_bytes::<u8>(&[]).unwrap(), b"[]\n");
+        assert_eq!(to_bytes::<[u8]>(&[]).unwrap(), b"[]\n");
     }
 
     #[test]
