@@ -6,27 +6,27 @@ const WG_SIZE: u32 = 64u;
 const RATIO: u32 = 4u; // query heads of a KV head
 const HEAD_TILE: u32 = 4u; // query heads of one workgroup
 const TOKEN_TILE: u32 = 1u; // query tokens of one workgroup
+const SLOT_QUADS: u32 = 2u; // 1, 2 or 4: neighbouring slot quads of an invocation; each query quad it loads serves them all
+const OUT: u32 = 2u; // 2 or 4: channel quads of an invocation's output; each probability it loads serves them all
 const ROWS: u32 = HEAD_TILE * TOKEN_TILE; // row r: query token r / HEAD_TILE, query head r % HEAD_TILE of the tile
 const HEAD_TILES: u32 = (RATIO + HEAD_TILE - 1u) / HEAD_TILE;
 const K_QUADS: u32 = K_HEAD_DIM / 4u;
 const V_QUADS: u32 = V_HEAD_DIM / 4u;
-const K_CHUNKS: u32 = (K_QUADS + K_CHUNK_QUADS - 1u) / K_CHUNK_QUADS;
-const SLOT_QUADS: u32 = 2u; // 1 or 2: slot quads of an invocation; each query quad that it loads serves them all
 const TILE: u32 = SLOT_QUADS * WG_SIZE; // slot quads of a tile
-const OUT: u32 = 2u; // channel quads of an invocation's output (a and b): each probability that it loads serves both
 const OUT_UNITS: u32 = V_QUADS / OUT;
 const LANES: u32 = WG_SIZE / OUT_UNITS; // invocations that share a unit of the output
 const PAGE_QUADS: u32 = K_PAGE_TOKENS / 4u;
-const REDUCERS: u32 = 8u; // invocations that find one row's maximum
 const LOWEST: f32 = -3.4028234663852886e38;
 const_assert HEAD_TILE > 0u;
 const_assert TOKEN_TILE > 0u;
 const_assert K_PAGE_TOKENS == V_PAGE_TOKENS;
 const_assert K_HEADS == V_HEADS;
-const_assert OUT_UNITS <= WG_SIZE;
+const_assert OUT == 2u || OUT == 4u;
 const_assert V_QUADS % OUT == 0u;
-const_assert SLOT_QUADS == 1u || SLOT_QUADS == 2u;
-const_assert WG_SIZE % REDUCERS == 0u;
+const_assert OUT_UNITS <= WG_SIZE;
+const_assert SLOT_QUADS == 1u || SLOT_QUADS == 2u || SLOT_QUADS == 4u;
+const_assert PAGE_QUADS % SLOT_QUADS == 0u;
+const_assert K_GROUP == 1u || K_GROUP % (4u * SLOT_QUADS) == 0u; // an invocation's slots share the scales of channels
 const_assert ROWS <= WG_SIZE;
 
 struct Params {
@@ -63,10 +63,7 @@ struct Item {
 @group(0) @binding(7) var<storage, read_write> partial_o: array<vec4<f32>>; // [partial, channel quad]
 @group(0) @binding(8) var<storage, read_write> partial_ml: array<vec2<f32>>; // [partial] (m, l)
 
-var<workgroup> sh_q: array<vec4<f32>, ROWS * K_QUADS>; // [row, channel quad]
 var<workgroup> sh_tile: array<vec4<f32>, ROWS * TILE>; // [row, slot quad]: scores, then probabilities; outputs at the end
-var<workgroup> sh_sum: array<f32, ROWS * WG_SIZE>; // [row, invocation]: sum of its own probabilities
-var<workgroup> sh_reduced: array<f32, ROWS * REDUCERS>;
 var<workgroup> sh_largest: array<f32, ROWS>; // largest score of each row so far
 var<workgroup> sh_shrink: array<f32, ROWS>; // what earlier sums shrink by when a larger score is met
 
@@ -96,12 +93,26 @@ fn capped(scores: vec4<f32>, cap: f32) -> vec4<f32> {
     return select(cap * (x * (above / below)), scores, is_nan);
 }
 
+// The queries of row `row` of the tile of query heads that begins with `head_tile`: their channel quad `quad`, 0 where the
+// work item has no such row.
+fn row_quad(item: Item, kv_head: u32, head_tile: u32, row: u32, quad: u32) -> vec4<f32> {
+    let token = row / HEAD_TILE;
+    let head = head_tile + row % HEAD_TILE;
+    var value = vec4<f32>();
+    if (token < item.queries && head < RATIO) {
+        let q_row = params.q_offset + (item.query + token) * params.q_row;
+        value = q_quad(q_row + (kv_head * RATIO + head) * params.q_head + quad);
+    }
+    return value;
+}
+
 @compute @workgroup_size(WG_SIZE)
 fn attention_split(
     @builtin(workgroup_id) group: vec3<u32>,
     @builtin(num_workgroups) grid: vec3<u32>,
-    @builtin(local_invocation_index) local: u32,
+    in: Invocation,
 ) {
+    let local = in.local;
     let index = group.y * grid.x + group.x;
     // Uniform: the whole workgroup has an item or none.
     if (index < params.items) {
@@ -109,140 +120,80 @@ fn attention_split(
         let kv_head = group.z / HEAD_TILES;
         let head_tile = group.z % HEAD_TILES * HEAD_TILE;
 
-        for (var i = local; i < ROWS * K_QUADS; i += WG_SIZE) {
-            let row = i / K_QUADS;
-            let token = row / HEAD_TILE;
-            let head = head_tile + row % HEAD_TILE;
-            var value = vec4<f32>();
-            if (token < item.queries && head < RATIO) {
-                let q_row = params.q_offset + (item.query + token) * params.q_row;
-                value = q_quad(q_row + (kv_head * RATIO + head) * params.q_head + i % K_QUADS);
-            }
-            sh_q[i] = value;
-        }
-        for (var i = local; i < ROWS * WG_SIZE; i += WG_SIZE) {
-            sh_sum[i] = 0.0;
-        }
+        load_queries(local, item, kv_head, head_tile);
         if (local < ROWS) {
             sh_largest[local] = LOWEST;
         }
         workgroupBarrier();
 
-        var output_a: array<vec4<f32>, ROWS>; // of this invocation's lane, first channel quad of its unit
-        var output_b: array<vec4<f32>, ROWS>; // second one
+        var sums: array<f32, ROWS>; // of this invocation's own probabilities
+        var output_a: array<vec4<f32>, ROWS>; // of this invocation's lane: the channel quads of its unit
+        var output_b: array<vec4<f32>, ROWS>;
+        var output_c: array<vec4<f32>, ROWS>;
+        var output_d: array<vec4<f32>, ROWS>;
         for (var r = 0u; r < ROWS; r++) {
+            sums[r] = 0.0;
             output_a[r] = vec4<f32>();
             output_b[r] = vec4<f32>();
+            output_c[r] = vec4<f32>();
+            output_d[r] = vec4<f32>();
         }
         let unit = local % OUT_UNITS;
         let lane = local / OUT_UNITS;
         let slot_quads = item.pages * PAGE_QUADS;
 
         for (var first = 0u; first < slot_quads; first += TILE) {
-            // Scores: an invocation takes one or two runs of four neighbouring slots (a and b) and keeps whole dot products
-            // in registers. Beyond the end it reads the last slots again, and they count as dead.
-            let at_a = first + local;
-            let at_b = at_a + WG_SIZE;
-            let inside_a = min(at_a, slot_quads - 1u);
-            let inside_b = min(at_b, slot_quads - 1u);
-            let entry_a = page_table[item.table + inside_a / PAGE_QUADS];
-            let entry_b = page_table[item.table + inside_b / PAGE_QUADS];
-            let slots_a = inside_a % PAGE_QUADS;
-            let slots_b = inside_b % PAGE_QUADS;
-            let live_a = live_slots(entry_a, 4u * slots_a) & vec4<bool>(at_a < slot_quads);
-            let live_b = live_slots(entry_b, 4u * slots_b) & vec4<bool>(at_b < slot_quads);
-            var scores_a: array<vec4<f32>, ROWS>;
-            var scores_b: array<vec4<f32>, ROWS>;
+            // Scores: an invocation takes SLOT_QUADS neighbouring slot quads of one page and keeps whole dot products in
+            // registers. Beyond the end it reads the last ones again, and they count as dead.
+            let own = local * SLOT_QUADS;
+            let at = first + own;
+            let inside = min(at, slot_quads - SLOT_QUADS);
+            let entry = page_table[item.table + inside / PAGE_QUADS];
+            let slots = inside % PAGE_QUADS;
+            if (at < slot_quads && 4u * (slots + SLOT_QUADS) > entry.z && 4u * slots < entry.w) {
+                score(entry.x, kv_head, slots, own, item.position + 4u * inside);
+            }
+            var largest: array<f32, ROWS>;
             for (var r = 0u; r < ROWS; r++) {
-                scores_a[r] = vec4<f32>();
-                scores_b[r] = vec4<f32>();
+                largest[r] = LOWEST;
             }
-            if (any(live_a | live_b)) {
-                for (var chunk = 0u; chunk < K_CHUNKS; chunk++) {
-                    let words_a = k_words(entry_a.x, kv_head, slots_a, chunk);
-                    var words_b = words_a;
-                    // Blocks of 16 channels hold whole chunks.
-                    let block_a = k_quad_blocks(entry_a.x, kv_head, slots_a, chunk * K_CHUNK_QUADS);
-                    var block_b = block_a;
-                    if (SLOT_QUADS == 2u) {
-                        words_b = k_words(entry_b.x, kv_head, slots_b, chunk);
-                        block_b = k_quad_blocks(entry_b.x, kv_head, slots_b, chunk * K_CHUNK_QUADS);
+            for (var s = 0u; s < SLOT_QUADS; s++) {
+                let live = live_slots(entry, 4u * (slots + s)) & vec4<bool>(at < slot_quads);
+                let scales = k_slot_scales(entry.x, kv_head, slots + s) * params.scale;
+                for (var r = 0u; r < ROWS; r++) {
+                    let seen = live & in_reach(item.position + 4u * (at + s), item.query_position + r / HEAD_TILE);
+                    var scores = sh_tile[r * TILE + own + s] * scales;
+                    if (params.softcap > 0.0) {
+                        scores = capped(scores, params.softcap);
                     }
-                    for (var quad = chunk * K_CHUNK_QUADS; quad < min((chunk + 1u) * K_CHUNK_QUADS, K_QUADS); quad++) {
-                        let k_a = k_quad(words_a, entry_a.x, kv_head, slots_a, quad, item.position + 4u * inside_a);
-                        let channels_a = k_quad_channels(entry_a.x, kv_head, slots_a, quad);
-                        if (SLOT_QUADS == 2u) {
-                            let k_b = k_quad(words_b, entry_b.x, kv_head, slots_b, quad, item.position + 4u * inside_b);
-                            let channels_b = k_quad_channels(entry_b.x, kv_head, slots_b, quad);
-                            for (var r = 0u; r < ROWS; r++) {
-                                let q = sh_q[r * K_QUADS + quad];
-                                scores_a[r] += ((q * channels_a) * k_a) * block_a;
-                                scores_b[r] += ((q * channels_b) * k_b) * block_b;
-                            }
-                        } else {
-                            for (var r = 0u; r < ROWS; r++) {
-                                scores_a[r] += ((sh_q[r * K_QUADS + quad] * channels_a) * k_a) * block_a;
-                            }
-                        }
-                    }
+                    scores = select(vec4<f32>(LOWEST), scores, seen);
+                    sh_tile[r * TILE + own + s] = scores;
+                    largest[r] = max(largest[r], max(max(scores.x, scores.y), max(scores.z, scores.w)));
                 }
             }
-            let k_scales_a = k_slot_scales(entry_a.x, kv_head, slots_a) * params.scale;
-            let k_scales_b = k_slot_scales(entry_b.x, kv_head, slots_b) * params.scale;
-            let v_scales_a = v_slot_scales(entry_a.y, kv_head, slots_a);
-            let v_scales_b = v_slot_scales(entry_b.y, kv_head, slots_b);
-            for (var r = 0u; r < ROWS; r++) {
-                sh_tile[r * TILE + local] = scores_a[r] * k_scales_a;
-                if (SLOT_QUADS == 2u) {
-                    sh_tile[r * TILE + WG_SIZE + local] = scores_b[r] * k_scales_b;
-                }
-            }
-            let position_a = item.position + 4u * at_a;
-            let position_b = item.position + 4u * at_b;
-            for (var i = local; i < ROWS * TILE; i += WG_SIZE) {
-                let second = i % TILE >= WG_SIZE;
-                let seen = select(live_a, live_b, second)
-                    & in_reach(select(position_a, position_b, second), item.query_position + i / (TILE * HEAD_TILE));
-                var score = sh_tile[i];
-                if (params.softcap > 0.0) {
-                    score = capped(score, params.softcap);
-                }
-                sh_tile[i] = select(vec4<f32>(LOWEST), score, seen);
-            }
-            workgroupBarrier();
-
-            // The largest score of each row.
-            for (var i = local; i < ROWS * REDUCERS; i += WG_SIZE) {
-                var m = LOWEST;
-                for (var j = i / REDUCERS * TILE + i % REDUCERS; j < (i / REDUCERS + 1u) * TILE; j += REDUCERS) {
-                    let s = sh_tile[j];
-                    m = max(m, max(max(s.x, s.y), max(s.z, s.w)));
-                }
-                sh_reduced[i] = m;
-            }
-            workgroupBarrier();
+            reduce_largest(in, largest);
             if (local < ROWS) {
-                var m = sh_largest[local];
-                for (var j = local * REDUCERS; j < (local + 1u) * REDUCERS; j++) {
-                    m = max(m, sh_reduced[j]);
-                }
+                let m = max(sh_largest[local], sh_reduced[local]);
                 sh_shrink[local] = exp(sh_largest[local] - m);
                 sh_largest[local] = m;
             }
             workgroupBarrier();
 
             // Probabilities relative to the largest score so far, times the values' slot scales.
-            for (var i = local; i < ROWS * TILE; i += WG_SIZE) {
-                let r = i / TILE;
-                let second = i % TILE >= WG_SIZE;
-                let seen = select(live_a, live_b, second)
-                    & in_reach(select(position_a, position_b, second), item.query_position + r / HEAD_TILE);
-                let p = select(vec4<f32>(), exp(sh_tile[i] - vec4<f32>(sh_largest[r])), seen);
-                // What earlier tiles added shrinks once.
-                let before = sh_sum[r * WG_SIZE + local] * select(sh_shrink[r], 1.0, second);
-                sh_sum[r * WG_SIZE + local] = before + ((p.x + p.y) + (p.z + p.w));
-                // Selected again: the value scale of a dead slot may be NaN, and 0 x NaN is NaN.
-                sh_tile[i] = select(vec4<f32>(), p * select(v_scales_a, v_scales_b, second), seen);
+            for (var r = 0u; r < ROWS; r++) {
+                sums[r] *= sh_shrink[r];
+            }
+            for (var s = 0u; s < SLOT_QUADS; s++) {
+                let live = live_slots(entry, 4u * (slots + s)) & vec4<bool>(at < slot_quads);
+                let scales = v_slot_scales(entry.y, kv_head, slots + s);
+                for (var r = 0u; r < ROWS; r++) {
+                    let seen = live & in_reach(item.position + 4u * (at + s), item.query_position + r / HEAD_TILE);
+                    let i = r * TILE + own + s;
+                    let p = select(vec4<f32>(), exp(sh_tile[i] - vec4<f32>(sh_largest[r])), seen);
+                    sums[r] += (p.x + p.y) + (p.z + p.w);
+                    // Selected again: the value scale of a dead slot may be NaN, and 0 x NaN is NaN.
+                    sh_tile[i] = select(vec4<f32>(), p * scales, seen);
+                }
             }
             workgroupBarrier();
 
@@ -251,39 +202,68 @@ fn attention_split(
             for (var r = 0u; r < ROWS; r++) {
                 output_a[r] *= sh_shrink[r];
                 output_b[r] *= sh_shrink[r];
+                output_c[r] *= sh_shrink[r];
+                output_d[r] *= sh_shrink[r];
             }
             if (lane < LANES) {
                 let end = min(first + TILE, slot_quads);
                 for (var page = first / PAGE_QUADS; page * PAGE_QUADS < end; page++) {
-                    let entry = page_table[item.table + page];
+                    let value_entry = page_table[item.table + page];
                     let begin = page * PAGE_QUADS;
-                    for (var at = max(first, begin) + lane; at < min(end, begin + PAGE_QUADS); at += LANES) {
-                        let slots = at - begin;
-                        let used = live_slots(entry, 4u * slots);
+                    for (var i = max(first, begin) + lane; i < min(end, begin + PAGE_QUADS); i += LANES) {
+                        let value_slots = i - begin;
+                        let used = live_slots(value_entry, 4u * value_slots);
                         if (any(used)) {
                             let quad = unit * OUT;
-                            let words_a = v_words(entry.y, kv_head, slots, quad / V_CHUNK_QUADS);
+                            let words_a = v_words(value_entry.y, kv_head, value_slots, quad / V_CHUNK_QUADS);
                             var words_b = words_a;
                             if (V_CHUNK_QUADS == 1u) {
-                                words_b = v_words(entry.y, kv_head, slots, quad + 1u);
+                                words_b = v_words(value_entry.y, kv_head, value_slots, quad + 1u);
                             }
                             var v_a = v_codes(words_a, quad);
                             var v_b = v_codes(words_b, quad + 1u);
-                            var block = v_block_scales(entry.y, kv_head, slots, quad);
+                            let channels = v_channel_scales(value_entry.y, kv_head, value_slots, quad);
+                            // A unit lies within one block of 16 channels.
+                            var block = v_block_scales(value_entry.y, kv_head, value_slots, quad);
                             if (!all(used)) {
                                 // Dead slots never enter the arithmetic.
                                 block = select(vec4<f32>(), block, used);
-                                for (var i = 0u; i < 4u; i++) {
-                                    v_a[i] = select(vec4<f32>(), v_a[i], used[i]);
-                                    v_b[i] = select(vec4<f32>(), v_b[i], used[i]);
+                                for (var j = 0u; j < 4u; j++) {
+                                    v_a[j] = select(vec4<f32>(), v_a[j], used[j]);
+                                    v_b[j] = select(vec4<f32>(), v_b[j], used[j]);
                                 }
                             }
-                            let channels_a = v_channel_scales(entry.y, kv_head, slots, quad);
-                            let channels_b = v_channel_scales(entry.y, kv_head, slots, quad + 1u);
-                            for (var r = 0u; r < ROWS; r++) {
-                                let p = sh_tile[r * TILE + at - first] * block;
-                                output_a[r] += (v_a * p) * channels_a;
-                                output_b[r] += (v_b * p) * channels_b;
+                            if (OUT == 2u) {
+                                for (var r = 0u; r < ROWS; r++) {
+                                    let p = sh_tile[r * TILE + i - first] * block;
+                                    output_a[r] += (v_a * p) * channels[0];
+                                    output_b[r] += (v_b * p) * channels[1];
+                                }
+                            } else {
+                                var words_c = words_a;
+                                if (V_CHUNK_QUADS < 4u) {
+                                    words_c = v_words(value_entry.y, kv_head, value_slots, (quad + 2u) / V_CHUNK_QUADS);
+                                }
+                                var words_d = words_c;
+                                if (V_CHUNK_QUADS == 1u) {
+                                    words_d = v_words(value_entry.y, kv_head, value_slots, quad + 3u);
+                                }
+                                var v_c = v_codes(words_c, quad + 2u);
+                                var v_d = v_codes(words_d, quad + 3u);
+                                let others = v_channel_scales(value_entry.y, kv_head, value_slots, quad + 2u);
+                                if (!all(used)) {
+                                    for (var j = 0u; j < 4u; j++) {
+                                        v_c[j] = select(vec4<f32>(), v_c[j], used[j]);
+                                        v_d[j] = select(vec4<f32>(), v_d[j], used[j]);
+                                    }
+                                }
+                                for (var r = 0u; r < ROWS; r++) {
+                                    let p = sh_tile[r * TILE + i - first] * block;
+                                    output_a[r] += (v_a * p) * channels[0];
+                                    output_b[r] += (v_b * p) * channels[1];
+                                    output_c[r] += (v_c * p) * others[0];
+                                    output_d[r] += (v_d * p) * others[1];
+                                }
                             }
                         }
                     }
@@ -292,17 +272,12 @@ fn attention_split(
             workgroupBarrier();
         }
 
-        // The invocations' sums and the lanes' outputs, in a fixed order.
-        for (var i = local; i < ROWS * REDUCERS; i += WG_SIZE) {
-            var l = 0.0;
-            for (var j = i / REDUCERS * WG_SIZE + i % REDUCERS; j < (i / REDUCERS + 1u) * WG_SIZE; j += REDUCERS) {
-                l += sh_sum[j];
-            }
-            sh_reduced[i] = l;
-        }
+        // The invocations' sums and the lanes' outputs.
+        reduce_sum(in, sums);
         for (var o = 0u; o < OUT; o++) {
             for (var r = 0u; r < ROWS; r++) {
-                sh_tile[r * WG_SIZE + local] = select(output_a[r], output_b[r], o == 1u);
+                let pair = select(output_a[r], output_b[r], o == 1u);
+                sh_tile[r * TILE + local] = select(pair, select(output_c[r], output_d[r], o == 3u), o >= 2u);
             }
             workgroupBarrier();
             for (var i = local; i < ROWS * OUT_UNITS; i += WG_SIZE) {
@@ -312,10 +287,9 @@ fn attention_split(
                 let head = head_tile + r % HEAD_TILE;
                 if (token < item.queries && head < RATIO) {
                     let partial = item.partial + token * params.q_heads + kv_head * RATIO + head;
-                    let begin = r * WG_SIZE + i % OUT_UNITS;
                     var sum = vec4<f32>();
-                    for (var j = begin; j < r * WG_SIZE + LANES * OUT_UNITS; j += OUT_UNITS) {
-                        sum += sh_tile[j];
+                    for (var j = i % OUT_UNITS; j < LANES * OUT_UNITS; j += OUT_UNITS) {
+                        sum += sh_tile[r * TILE + j];
                     }
                     partial_o[partial * V_QUADS + quad] = sum;
                 }
@@ -326,12 +300,8 @@ fn attention_split(
             let token = local / HEAD_TILE;
             let head = head_tile + local % HEAD_TILE;
             if (token < item.queries && head < RATIO) {
-                var l = 0.0;
-                for (var j = local * REDUCERS; j < (local + 1u) * REDUCERS; j++) {
-                    l += sh_reduced[j];
-                }
                 let partial = item.partial + token * params.q_heads + kv_head * RATIO + head;
-                partial_ml[partial] = vec2<f32>(sh_largest[local], l);
+                partial_ml[partial] = vec2<f32>(sh_largest[local], sh_reduced[local]);
             }
         }
     }

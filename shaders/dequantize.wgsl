@@ -30,7 +30,8 @@ fn dequantize(
     let slots = run.y / 4u;
     let codes = side_codes(side_words(run.x, head, slots, quad / SIDE_CHUNK_QUADS), quad);
     let slot_scales = side_slot_scales(run.x, head, slots) * side_block_scales(run.x, head, slots, quad);
-    let channel_scales = side_channel_scales(run.x, head, slots, quad);
+    let of_eight = side_channel_scales(run.x, head, slots, quad & ~1u);
+    let channel_scales = select(of_eight[0], of_eight[1], (quad & 1u) == 1u);
     let first = run.y % 4u;
     for (var i = first; i < first + run.z; i++) {
         rows[(run.w + i - first) * units + head * quads + quad] = codes[i] * slot_scales[i] * channel_scales;

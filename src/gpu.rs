@@ -13,6 +13,7 @@ use bytemuck::Pod;
 
 use crate::error::{Error, Result};
 use crate::shader::{Composer, Target};
+use crate::tuning::Tuning;
 
 /// A graphics interface that the crate is built for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,6 +78,16 @@ pub struct AdapterSummary {
 }
 
 impl AdapterSummary {
+    /// What measurements are kept by.
+    #[cfg(feature = "tuning")]
+    pub fn on(&self) -> crate::tuning::On {
+        crate::tuning::On {
+            adapter: self.name.clone(),
+            backend: self.backend.clone(),
+            driver: format!("{} {}", self.driver, self.driver_info).trim().to_owned(),
+        }
+    }
+
     /// Name and driver, for report headers.
     pub fn title(&self) -> String {
         let kind = if self.software { ", software" } else { "" };
@@ -102,6 +113,10 @@ const NO_ADAPTER: &str = "install a driver: on Debian or Ubuntu `apt-get install
 /// timing needs them.
 pub const TIMESTAMPS: wgpu::Features =
     wgpu::Features::TIMESTAMP_QUERY.union(wgpu::Features::TIMESTAMP_QUERY_INSIDE_ENCODERS);
+
+/// Features that only some variants of the attention kernel take ([`crate::variant`]). [`Gpu::open`] asks for those that
+/// the adapter has.
+pub const VARIANTS: wgpu::Features = wgpu::Features::SHADER_F16.union(wgpu::Features::SUBGROUP);
 
 /// The largest number of workgroups of one dispatch dimension in WebGPU.
 const MAX_GROUPS: u32 = 65_535;
@@ -143,6 +158,7 @@ pub struct Kernel {
 #[derive(Debug, Clone)]
 pub struct Gpu {
     shared: Arc<Shared>,
+    tuning: Arc<Tuning>,
 }
 
 #[derive(Debug)]
@@ -336,12 +352,10 @@ impl Gpu {
             max_storage_buffer_binding_size: allowed.max_storage_buffer_binding_size,
             ..wgpu::Limits::default()
         };
-        let stamps = adapter.features().contains(TIMESTAMPS);
-        let required_features = if stamps {
-            TIMESTAMPS
-        } else {
-            wgpu::Features::empty()
-        };
+        let mut required_features = adapter.features() & VARIANTS;
+        if adapter.features().contains(TIMESTAMPS) {
+            required_features |= TIMESTAMPS;
+        }
         let request = adapter.request_device(&wgpu::DeviceDescriptor {
             label: Some("kvpack"),
             required_features,
@@ -378,7 +392,33 @@ impl Gpu {
                 summary,
                 kernels: Mutex::default(),
             }),
+            tuning: Arc::default(),
         }
+    }
+
+    /// The same device, whose caches run attention by these variants. Those that need a feature that the device was made
+    /// without, and shapes that have none, run by [`Variant::new`](crate::variant::Variant::new).
+    pub fn with_tuning(self, tuning: Tuning) -> Gpu {
+        let tuning = Arc::new(tuning);
+        Gpu { tuning, ..self }
+    }
+
+    /// The same device with what the user's file says of its adapter and driver ([`crate::tuning::user_file`]).
+    ///
+    /// # Errors
+    /// Those of [`TuningFile::read`](crate::tuning::TuningFile::read).
+    #[cfg(feature = "tuning")]
+    pub fn tuned(self) -> Result<Gpu> {
+        let Some(path) = crate::tuning::user_file() else {
+            return Ok(self);
+        };
+        let tuning = crate::tuning::TuningFile::read(&path)?.tuning(&self.summary().on())?;
+        Ok(self.with_tuning(tuning))
+    }
+
+    /// The variants that were measured.
+    pub fn tuning(&self) -> &Tuning {
+        &self.tuning
     }
 
     /// The adapter.

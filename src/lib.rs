@@ -11,6 +11,8 @@
 //! | [`scales`] | which numbers share a scale, and how it is stored |
 //! | [`spec`] | a side (K or V) = element + scale layout + scale type; a pair = both; names |
 //! | [`pages`] | page geometry in integers |
+//! | [`variant`] | ways to run the attention kernel, and which to take |
+//! | [`tuning`] | variants that were measured, kept by adapter and driver |
 //! | [`work`] | work lists that kernels and reference read alike |
 //! | [`shader`] | the composer that joins WGSL parts into a kernel |
 //! | [`gpu`] | adapters, device, pipelines, buffers |
@@ -79,7 +81,9 @@ pub mod rope;
 pub mod scales;
 pub mod shader;
 pub mod spec;
+pub mod tuning;
 pub mod validate;
+pub mod variant;
 pub mod work;
 
 pub use error::{Error, Result};

@@ -154,6 +154,36 @@ impl Composer {
         ))
     }
 
+    /// Adds `<prefix>_half4`: codes decoded to f16.
+    pub fn halves(&mut self, prefix: &str, element: Element) -> &mut Composer {
+        let value = match element {
+            Element::F16 => {
+                "vec4<f16>(vec4<f32>(unpack2x16float(words.x), unpack2x16float(words.y)))".to_owned()
+            }
+            _ => format!("vec4<f16>({prefix}_decode4(words, quad))"),
+        };
+        self.glue(format!(
+            "fn {prefix}_half4(words: vec4<u32>, quad: u32) -> vec4<f16> {{ return {value}; }}"
+        ))
+    }
+
+    /// Adds `<prefix>_packed`, codes as packed bytes, with their bias and unit. Only for integers and E2M1.
+    pub fn packed_bytes(&mut self, prefix: &str, element: Element) -> &mut Composer {
+        let format = element.info().name;
+        let (bias, unit) = match element {
+            Element::Int4 => (8, 1.0_f32),
+            Element::Int2 => (2, 1.0),
+            Element::E2m1 => (12, 0.5),
+            _ => (0, 1.0),
+        };
+        let upper = prefix.to_uppercase();
+        self.set(&format!("{upper}_BIAS"), bias)
+            .set(&format!("{upper}_UNIT"), unit)
+            .glue(format!(
+                "fn {prefix}_packed(word: u32, part: u32) -> u32 {{ return {format}_packed(word, part); }}"
+            ))
+    }
+
     fn encoder(&mut self, prefix: &str, element: Element) -> &mut Composer {
         let format = element.info().name;
         self.part(&format!("formats/{format} encoder"), encode_half(element));
@@ -307,6 +337,12 @@ impl Constant for u32 {
 impl Constant for i32 {
     fn wgsl(&self) -> String {
         self.to_string()
+    }
+}
+
+impl Constant for f32 {
+    fn wgsl(&self) -> String {
+        format!("{self:?}")
     }
 }
 

@@ -9,6 +9,8 @@ fn kvpack(arguments: &[&str]) -> Command {
     command.args(arguments).stdin(Stdio::null());
     // Without it some Vulkan drivers write lines of their own on standard error.
     command.env("XDG_RUNTIME_DIR", std::env::temp_dir());
+    // What this user's adapter was tuned to is no business of the tests.
+    command.env("KVPACK_TUNING", "");
     command
 }
 
@@ -111,6 +113,10 @@ fn wrong_arguments_are_usage_errors_that_name_the_value_and_the_choices() {
             &["--like", "--head-dim"],
         ),
         (&["bench", "--context", "0"], &["--context", "0"]),
+        (&["tune", "append"], &["append", "decode", "prefill"]),
+        (&["tune", "--dry-run", "--file", "x"], &["--dry-run", "--file"]),
+        (&["tune", "--seconds", "nan"], &["--seconds", "nan"]),
+        (&["tune"], &["KVPACK_TUNING", "--file"]),
         (&["bench", "--batch", "0"], &["--batch", "0"]),
         (
             &["bench", "--seconds", "0"],
@@ -736,6 +742,53 @@ fn a_plan_that_cannot_be_is_refused_by_name() {
     ] {
         fails(&plan(arguments), 2, words);
     }
+}
+
+#[test]
+fn the_tuner_keeps_what_it_found_and_other_commands_use_it() {
+    if !has_adapter() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let file = path_in(folder.path(), "kept/tuning.json");
+    let shape = ["--q-heads", "2", "--kv-heads", "1", "--head-dim", "16"];
+    let small = ["--context", "64", "--memory", "0.001", "--seconds", "0.001"];
+    let with_file = |arguments: &[&str]| {
+        let all = [arguments, &shape, &small, &["--pairs", "int8"]].concat();
+        kvpack(&all).env("KVPACK_TUNING", &file).output().unwrap()
+    };
+    // A file that is something else is refused before any work, and stays.
+    std::fs::create_dir(folder.path().join("kept")).unwrap();
+    std::fs::write(&file, "[1, 2]").unwrap();
+    fails(&with_file(&["tune"]), 2, &["tuning.json", "deleting the file"]);
+    fails(&with_file(&["bench", "--no-advice"]), 2, &["tuning.json"]);
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "[1, 2]");
+    std::fs::remove_dir_all(folder.path().join("kept")).unwrap();
+
+    let dry = with_file(&["tune", "--dry-run"]);
+    assert!(dry.status.success(), "{}", text(&dry.stderr));
+    assert!(text(&dry.stdout).contains("| int8 |") && !Path::new(&file).exists());
+    let done = with_file(&["tune", "--json", "-"]);
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    let report: serde_json::Value = serde_json::from_slice(&done.stdout).unwrap();
+    assert_eq!(report["rows"][0]["pair"], "int8");
+    assert!(report["rows"][0]["trials"].as_array().unwrap().len() > 5);
+    let kept: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    assert_eq!(kept["adapters"][0]["entries"][0]["pair"], "int8");
+
+    // Used where it holds, and not where it is not wanted.
+    let tuned = |arguments: &[&str]| {
+        let output = with_file(&[&["bench", "--no-advice", "--json", "-"], arguments].concat());
+        assert!(
+            matches!(output.status.code(), Some(0 | 1)),
+            "{}",
+            text(&output.stderr)
+        );
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        report["rows"][0]["tuned"].clone()
+    };
+    assert_eq!(tuned(&[]), true);
+    assert_eq!(tuned(&["--no-tuning"]), false);
 }
 
 /// A .npy file of f32 numbers.

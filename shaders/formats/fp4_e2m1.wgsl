@@ -12,6 +12,19 @@ fn fp4_e2m1_decode4(words: vec4<u32>, quad: u32) -> vec4<f32> {
     let magnitude = select(normal, subnormal, (codes & vec4<u32>(6u)) == vec4<u32>(0u));
     return bitcast<vec4<f32>>(magnitude | ((codes & vec4<u32>(8u)) << vec4<u32>(28u)));
 }
+
+// Four codes of a word, channels `part`, `part` + 2, ..., as packed bytes, each 12 more than twice the code's value.
+fn fp4_e2m1_packed(word: u32, part: u32) -> u32 {
+    let codes = word >> (4u * part);
+    let exponent_low = (codes >> 1u) & 0x01010101u;
+    let exponent_high = (codes >> 2u) & 0x01010101u;
+    let significand = (codes & 0x01010101u) + 2u * (exponent_low | exponent_high);
+    // Twice the value: the significand shifted by exponent - 1.
+    let twice = significand + (significand & (exponent_high * 0xffu))
+        + ((significand << 1u) & ((exponent_low & exponent_high) * 0xffu));
+    let negative = ((codes >> 3u) & 0x01010101u) * 0xffu;
+    return 0x0c0c0c0cu + (twice & ~negative) - (twice & negative);
+}
 // ---- encode ----
 
 // (code, saturated) of a finite number given as its bits, under scale s: ties to even, 6 at most.

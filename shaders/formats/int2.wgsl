@@ -8,6 +8,11 @@ fn int2_decode4(words: vec4<u32>, quad: u32) -> vec4<f32> {
     let word = words.x >> ((quad & 3u) * 8u);
     return vec4<f32>(bitcast<vec4<i32>>(vec4<u32>(word << 30u, word << 28u, word << 26u, word << 24u)) >> vec4<u32>(30u));
 }
+
+// Four codes of a word, channels `part`, `part` + 4, ..., as packed bytes, each 2 more than the code.
+fn int2_packed(word: u32, part: u32) -> u32 {
+    return ((word >> (2u * part)) & 0x03030303u) ^ 0x02020202u;
+}
 // ---- encode ----
 
 // (code, saturated) of a finite number given as its bits, under scale s: ties to even, 1 at most.

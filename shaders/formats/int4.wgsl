@@ -8,6 +8,11 @@ fn int4_decode4(words: vec4<u32>, quad: u32) -> vec4<f32> {
     let word = words.x >> ((quad & 1u) * 16u);
     return vec4<f32>(bitcast<vec4<i32>>(vec4<u32>(word << 28u, word << 24u, word << 20u, word << 16u)) >> vec4<u32>(28u));
 }
+
+// Four codes of a word, channels `part`, `part` + 2, ..., as packed bytes, each 8 more than the code.
+fn int4_packed(word: u32, part: u32) -> u32 {
+    return ((word >> (4u * part)) & 0x0f0f0f0fu) ^ 0x08080808u;
+}
 // ---- encode ----
 
 // (code, saturated) of a finite number given as its bits, under scale s: ties to even, 7 at most.

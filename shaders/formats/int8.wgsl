@@ -8,6 +8,11 @@ fn int8_decode4(words: vec4<u32>, quad: u32) -> vec4<f32> {
     let word = words.x;
     return vec4<f32>(bitcast<vec4<i32>>(vec4<u32>(word << 24u, word << 16u, word << 8u, word)) >> vec4<u32>(24u));
 }
+
+// Four codes of a word as packed bytes.
+fn int8_packed(word: u32, part: u32) -> u32 {
+    return word;
+}
 // ---- encode ----
 
 // (code, saturated) of a finite number given as its bits, under scale s: ties to even, 127 at most.

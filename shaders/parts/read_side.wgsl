@@ -29,6 +29,21 @@ fn side_codes(words: array<vec4<u32>, 4>, quad: u32) -> mat4x4<f32> {
     );
 }
 
+// Eight neighbouring scales of a page; `element` is the first one's place in the plane, a multiple of 8.
+fn side_eight_scales(page: u32, element: u32) -> array<vec4<f32>, 2> {
+    let word = SIDE_SCALE_OFFSET + element * SIDE_SCALE_BITS / 32u;
+    let at = page * (SIDE_PAGE_WORDS / 4u) + word / 4u;
+    let v = side_pages[at];
+    if (SIDE_SCALE_BITS == 32u) {
+        return array<vec4<f32>, 2>(side_scale_values(v), side_scale_values(side_pages[at + 1u]));
+    }
+    if (SIDE_SCALE_BITS == 16u) {
+        return array<vec4<f32>, 2>(side_scale_values(side_halves(v.xy)), side_scale_values(side_halves(v.zw)));
+    }
+    let pair = select(v.xy, v.zw, (word & 2u) != 0u);
+    return array<vec4<f32>, 2>(side_scale_values(side_bytes(pair.x)), side_scale_values(side_bytes(pair.y)));
+}
+
 // Four neighbouring scales of a page; `element` is the first one's place in the plane, a multiple of 4.
 fn side_scales(page: u32, element: u32) -> vec4<f32> {
     let word = SIDE_SCALE_OFFSET + element * SIDE_SCALE_BITS / 32u;
@@ -38,8 +53,15 @@ fn side_scales(page: u32, element: u32) -> vec4<f32> {
     }
     let pair = select(v.xy, v.zw, (word & 2u) != 0u);
     if (SIDE_SCALE_BITS == 16u) {
-        return side_scale_values(vec4<u32>(pair.x & 0xffffu, pair.x >> 16u, pair.y & 0xffffu, pair.y >> 16u));
+        return side_scale_values(side_halves(pair));
     }
-    let one = select(pair.x, pair.y, (word & 1u) != 0u);
-    return side_scale_values((vec4<u32>(one) >> vec4<u32>(0u, 8u, 16u, 24u)) & vec4<u32>(0xffu));
+    return side_scale_values(side_bytes(select(pair.x, pair.y, (word & 1u) != 0u)));
+}
+
+fn side_halves(pair: vec2<u32>) -> vec4<u32> {
+    return vec4<u32>(pair.x & 0xffffu, pair.x >> 16u, pair.y & 0xffffu, pair.y >> 16u);
+}
+
+fn side_bytes(word: u32) -> vec4<u32> {
+    return (vec4<u32>(word) >> vec4<u32>(0u, 8u, 16u, 24u)) & vec4<u32>(0xffu);
 }

@@ -7,6 +7,6 @@ fn side_block_scales(page: u32, head: u32, slots: u32, quad: u32) -> vec4<f32> {
     let block = (head * SIDE_HEAD_DIM + 4u * quad) / 16u;
     return side_scales(page, block * SIDE_PAGE_TOKENS + 4u * slots);
 }
-fn side_channel_scales(page: u32, head: u32, slots: u32, quad: u32) -> vec4<f32> {
-    return vec4<f32>(1.0);
+fn side_channel_scales(page: u32, head: u32, slots: u32, quad: u32) -> array<vec4<f32>, 2> {
+    return array<vec4<f32>, 2>(vec4<f32>(1.0), vec4<f32>(1.0));
 }

@@ -112,8 +112,8 @@ pub fn append_bytes(class: &Class, plan: &StepPlan, index: usize) -> Bytes {
 mod tests {
     use super::*;
     use crate::cache::{Book, CacheSpec, TensorScales};
-    use crate::kernels::attention_split::Tiling;
     use crate::options::Reach;
+    use crate::variant::Variant;
 
     /// The work of a decode step of some sequences, planned with the books alone, and the formula's bytes.
     fn decode(pair: &str, q_heads: u32, batch: u32, context: u32) -> Bytes {
@@ -133,7 +133,8 @@ mod tests {
         book.commit(plan).unwrap();
         let plan = step(&mut book, 1);
         let class = &book.geometry().classes[0];
-        let tile = Tiling::new(&class.packed[K], q_heads / 8, false).head_tile;
+        let [k, v] = &class.packed;
+        let tile = Variant::new([k, v], q_heads / 8, false, false).head_tile;
         let attention = plan.attention(0, Reach::default()).unwrap();
         let times = (q_heads / 8).div_ceil(tile);
         attention_bytes(class, &plan.classes[0].table, &attention, (q_heads, times))

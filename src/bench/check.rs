@@ -5,6 +5,7 @@ use crate::error::Result;
 use crate::gpu::Gpu;
 use crate::options::{AttentionOptions, Reach};
 use crate::validate::{Comparison, SLACK};
+use crate::variant::Arithmetic;
 use crate::work::{TableEntry, WorkItem};
 
 /// Which output is looked at: a layer, the row of a query token in the step, a query head.
@@ -27,7 +28,9 @@ struct Seen {
 
 /// Compares an output `[channel]` of a step with f64 attention of the query `q` over the dequantised pages; per-tensor
 /// scales are those of the layer. The bound is that of `kvpack validate`: twice the error of a plain f32 attention over the
-/// same numbers plus 4e-6 of the largest value. NaN fails.
+/// same numbers plus 4e-6 of the largest value. Scores in other arithmetic may be off by its [`Arithmetic::score_error`]
+/// more; to first order that moves an output by the mean distance of the values from it, each weighted by its score's error;
+/// twice that is allowed. NaN fails.
 ///
 /// # Errors
 /// [`crate::Error::Device`] where pages cannot be read.
@@ -37,8 +40,10 @@ pub fn compare(
     place: Place,
     (q, output): (&[f32], &[f32]),
     tensor_scales: [f32; 2],
+    arithmetic: Arithmetic,
 ) -> Result<Comparison> {
     let seen = read(gpu, step, place, tensor_scales)?;
+    let q = &arithmetic.round_query(q)[..];
     let (wanted, plain) = (seen.exact(q, output.len()), seen.plain(q, output.len()));
     let plain_error = wanted
         .iter()
@@ -48,8 +53,9 @@ pub fn compare(
     let largest = seen.v.iter().fold(0.0_f32, |m, v| m.max(v.abs()));
     let bound = 2.0 * plain_error + SLACK * f64::from(largest);
     let mut comparison = Comparison::default();
-    for (a, b) in output.iter().zip(&wanted) {
-        comparison.judge((f64::from(*a) - b).abs(), bound);
+    let moved = seen.moved(q, &wanted, arithmetic);
+    for ((a, b), moved) in output.iter().zip(&wanted).zip(moved) {
+        comparison.judge((f64::from(*a) - b).abs(), bound + 2.0 * moved);
     }
     Ok(comparison)
 }
@@ -85,6 +91,32 @@ macro_rules! attention {
 impl Seen {
     attention!(exact, f64, "Attention of a query in f64.");
     attention!(plain, f32, "The same in f32, one after the other.");
+
+    /// By how much errors of the scores move each output, to first order: sum of p x error x |v - output|.
+    fn moved(&self, q: &[f32], output: &[f64], arithmetic: Arithmetic) -> Vec<f64> {
+        if arithmetic == Arithmetic::F32 {
+            return vec![0.0; output.len()];
+        }
+        let scale = AttentionOptions::<()>::default().score_scale(q.len() as u32);
+        let keys = || self.k.chunks_exact(q.len());
+        let dot = |key: &[f32]| {
+            q.iter()
+                .zip(key)
+                .map(|(a, b)| f64::from(*a) * f64::from(*b))
+                .sum::<f64>()
+        };
+        let scores: Vec<f64> = keys().map(|key| dot(key) * scale).collect();
+        let m = scores.iter().fold(f64::MIN, |m, s| m.max(*s));
+        let l: f64 = scores.iter().map(|s| (s - m).exp()).sum();
+        let mut moved = vec![0.0; output.len()];
+        for ((score, key), values) in scores.iter().zip(keys()).zip(self.v.chunks_exact(output.len())) {
+            let weight = (score - m).exp() / l * arithmetic.score_error(q, key) * scale;
+            for ((moved, value), output) in moved.iter_mut().zip(values).zip(output) {
+                *moved += weight * (f64::from(*value) - output).abs();
+            }
+        }
+        moved
+    }
 }
 
 /// The pages of what a query sees, dequantised.

@@ -9,6 +9,7 @@ pub mod bytes;
 pub mod check;
 pub mod roof;
 pub mod timer;
+pub mod tune;
 pub mod workload;
 
 use std::fmt;
@@ -18,6 +19,7 @@ use std::str::FromStr;
 use crate::error::{Error, Result};
 use crate::gpu::{AdapterSummary, Gpu};
 use crate::spec::{Pair, Side};
+use crate::variant::Arithmetic;
 use bytes::Bytes;
 use roof::{Roof, RoofRow};
 use timer::{Clock, LEAST_SAMPLES, Samples, Timer, WARM_UPS};
@@ -255,6 +257,12 @@ pub struct BenchRow {
     pub note: String,
     /// Wall seconds of the passes over all layers before the first sample; in no sample.
     pub warm_up_seconds: f64,
+    /// How attention ran, in words; empty for appends.
+    pub variant: String,
+    /// Whether scores were made of less than f32.
+    pub approximate: bool,
+    /// Whether that was measured by `kvpack tune`, and not what holds without.
+    pub tuned: bool,
     /// The adapter's name and driver.
     pub adapter: String,
     /// Every sample, seconds of one layer, in the order in which they were taken.
@@ -463,8 +471,17 @@ fn row(
     let (layers, bytes, times_read) = (workload.layers(), workload.bytes(), workload.times_read());
     let touched = bytes.cache() / u64::from(times_read) * u64::from(layers);
     let resident = touched < out_of_cache(options.sizes.cache_bytes);
+    let attends = case.work != Work::Append;
+    let variant = workload.variant();
     let row = BenchRow {
         times_read,
+        variant: if attends {
+            variant.to_string()
+        } else {
+            String::new()
+        },
+        approximate: attends && variant.arithmetic.for_side(case.pair.k) != Arithmetic::F32,
+        tuned: attends && gpu.tuning().get(&workload.tuned_shape()) == Some(variant),
         adapter: gpu.summary().title(),
         ..BenchRow::new(case, layers, bytes, samples)
     };
@@ -504,6 +521,9 @@ impl BenchRow {
             clock: samples.clock,
             note: samples.note,
             warm_up_seconds: samples.warm_up,
+            variant: String::new(),
+            approximate: false,
+            tuned: false,
             adapter: String::new(),
             samples: samples.seconds.into_iter().map(layer).collect(),
         }

@@ -4,15 +4,17 @@ use super::bytes::{Bytes, append_bytes, attention_bytes, live_bytes};
 use super::check::{Place, compare};
 use super::timer::{Samples, Timer};
 use super::{Case, Sizes, Work, out_of_cache};
+use crate::cache::plan::SegmentKind;
 use crate::cache::{CacheSpec, K, KvCache, LayerSpec, MAX_LAYERS, SequenceId, Step, TensorScales, V};
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::kernels::Rows;
-use crate::kernels::attention_split::Tiling;
 use crate::options::{AttentionOptions, Reach};
 use crate::pages::heads_ratio;
 use crate::reference::tensor_scale;
+use crate::tuning;
 use crate::validate::Random;
+use crate::variant::Variant;
 
 /// Tokens that are appended at a time while a cache is filled.
 const FILL_TOKENS: u32 = 2048;
@@ -42,6 +44,7 @@ pub struct Workload {
     output: wgpu::Buffer,
     tensor_scales: [f32; 2],
     bytes: Bytes,
+    variant: Variant,
 }
 
 impl Workload {
@@ -68,6 +71,7 @@ impl Workload {
         };
         let queries = new * u64::from(spec.q_heads) * u64::from(spec.k_head_dim);
         let mut cache = KvCache::new(gpu, spec)?;
+        let variant = cache.variant(0, packed(case.new_tokens > 1))?;
         let requests = (0..case.batch).map(|_| (cache.open(), case.new_tokens)).collect();
         let mut workload = Workload {
             gpu: gpu.clone(),
@@ -79,6 +83,7 @@ impl Workload {
             output: gpu.zeros("output", queries * 4)?,
             tensor_scales,
             bytes: Bytes::default(),
+            variant,
         };
         workload.fill()?;
         workload.check()?;
@@ -98,9 +103,12 @@ impl Workload {
     /// How often a pass reads the pages: more than once where the query heads of a KV head take several workgroups.
     pub fn times_read(&self) -> u32 {
         let spec = self.cache.book().spec();
-        let page = &self.cache.book().geometry().classes[0].packed[K];
-        let ratio = spec.q_heads / spec.kv_heads;
-        ratio.div_ceil(Tiling::new(page, ratio, self.case.new_tokens > 1).head_tile)
+        (spec.q_heads / spec.kv_heads).div_ceil(self.variant.head_tile)
+    }
+
+    /// How attention runs.
+    pub fn variant(&self) -> Variant {
+        self.variant
     }
 
     fn fill(&mut self) -> Result<()> {
@@ -128,6 +136,7 @@ impl Workload {
     /// Attention of some layers, sequences and heads against f64 over the same pages.
     fn check(&mut self) -> Result<()> {
         let (layers, times, case) = (self.layers(), self.times_read(), self.case);
+        let arithmetic = self.variant.arithmetic.for_side(case.pair.k);
         let Workload {
             gpu,
             cache,
@@ -159,7 +168,14 @@ impl Workload {
             let range = at..at + dim as u64 * 4;
             let read = gpu.read_back("outputs", &[(&*q, range.clone()), (&*output, range)])?;
             let words: Vec<f32> = gpu.block_on(read)?.into_iter().map(f32::from_bits).collect();
-            let compared = compare(gpu, &step, place, words.split_at(dim), self.tensor_scales)?;
+            let compared = compare(
+                gpu,
+                &step,
+                place,
+                words.split_at(dim),
+                self.tensor_scales,
+                arithmetic,
+            )?;
             if compared.failures > 0 || compared.cases == 0 {
                 return Err(Error::Mismatch {
                     what: format!("{} attention, layer {layer}, query head {head}", case.pair),
@@ -178,6 +194,30 @@ impl Workload {
             }
         };
         Ok(())
+    }
+
+    /// What the measurement of this workload holds for.
+    pub fn tuned_shape(&self) -> tuning::Shape {
+        let spec = self.cache.book().spec();
+        let [k, v] = &self.cache.book().geometry().classes[0].packed;
+        tuning::Shape::new([k, v], spec.q_heads / spec.kv_heads, self.case.new_tokens > 1)
+    }
+
+    /// Whether a variant can serve this workload.
+    pub fn fits(&self, variant: Variant) -> bool {
+        let [k, v] = &self.cache.book().geometry().classes[0].packed;
+        variant.check([k, v]).is_ok()
+    }
+
+    /// Runs attention by another variant from now on, once its outputs are right.
+    ///
+    /// # Errors
+    /// Those of [`Variant::check`]; [`Error::Mismatch`] where outputs are wrong, [`Error::Shader`], [`Error::Device`].
+    pub fn set_variant(&mut self, variant: Variant) -> Result<()> {
+        let prefill = self.case.new_tokens > 1;
+        self.cache.force_variant(0, prefill, variant);
+        self.variant = self.cache.variant(0, packed(prefill))?;
+        self.check()
     }
 
     /// Hands `with` what records one pass over all layers, any number of times. The step of a pass is never committed.
@@ -272,6 +312,15 @@ fn sized(case: &Case, sizes: &Sizes) -> Result<CacheSpec> {
         ..one
     };
     spec.with_pages(pages as u32)
+}
+
+/// Tokens that are packed on both sides.
+fn packed(prefill: bool) -> SegmentKind {
+    SegmentKind {
+        k_waits: false,
+        v_waits: false,
+        prefill,
+    }
 }
 
 /// Appends random rows to all layers; `shift` tells steps apart.

@@ -145,12 +145,14 @@ use crate::gpu::Gpu;
 use crate::kernels::FloatType;
 use crate::kernels::amax::Amax;
 use crate::kernels::attention_merge::AttentionMerge;
-use crate::kernels::attention_split::{AttentionSplit, Tiling};
+use crate::kernels::attention_split::AttentionSplit;
 use crate::kernels::quantize::{Quantize, Source};
 use crate::kernels::quantize_group::QuantizeGroup;
 use crate::kernels::tensor_scale::{self, TensorScale};
 use crate::pages::{PageLayout, heads_ratio};
 use crate::scales::ScaleLayout;
+use crate::tuning::Shape;
+use crate::variant::Variant;
 use crate::work::Status;
 
 /// How waiting tokens of a side become packed.
@@ -206,6 +208,8 @@ struct ClassKernels {
     /// By the type of the queries and [`SegmentKind::index`], each built when it is first needed: a step that only
     /// appends compiles none.
     attention: [[OnceLock<AttentionSplit>; 8]; 2],
+    /// Variants that are being measured, of decode and of prefill.
+    forced: [Option<Variant>; 2],
 }
 
 /// The buffers of one layer: K and V, packed and in full precision.
@@ -232,7 +236,8 @@ pub struct KvCache {
     book: Book,
     layers: Vec<LayerPools>,
     classes: Vec<ClassKernels>,
-    tilings: [Tiling; 2],
+    /// Query tokens of one workgroup in prefill, whatever the formats.
+    token_tile: u32,
     /// By the type of the outputs.
     merge: [OnceLock<AttentionMerge>; 2],
     /// By the type of the rows.
@@ -343,13 +348,20 @@ impl KvCache {
                         side_kernels(gpu, spec, class, V)?,
                     ],
                     attention: Default::default(),
+                    forced: [None; 2],
                 })
             })
             .collect::<Result<Vec<_>>>()?;
-        let ratio = heads_ratio(spec.q_heads, spec.kv_heads)?;
-        // Classes differ in formats; tiles depend on heads and channels alone.
-        let tilings =
-            [false, true].map(|prefill| Tiling::new(&geometry.classes[0].packed[K], ratio, prefill));
+        // What fits the workgroup memory of every kernel.
+        let mut token_tile = u32::MAX;
+        for (class, kind) in geometry
+            .classes
+            .iter()
+            .flat_map(|class| SegmentKind::all().map(move |kind| (class, kind)))
+        {
+            let pages = [class.page(K, kind.k_waits), class.page(V, kind.v_waits)];
+            token_tile = token_tile.min(variant_on(gpu, [&pages[K], &pages[V]], spec, true)?.token_tile);
+        }
         let layers = spec.layers.len();
         let mut scales = vec![[0.0_f32; 2]; layers];
         if let TensorScales::Given(given) = &spec.tensor_scales {
@@ -369,7 +381,7 @@ impl KvCache {
             gpu: gpu.clone(),
             layers: vec![LayerPools::default(); layers],
             classes,
-            tilings,
+            token_tile,
             merge: Default::default(),
             partials: Mutex::default(),
             scratch: OnceLock::new(),
@@ -431,7 +443,7 @@ impl KvCache {
     /// # Errors
     /// As [`Book::plan`]; [`Error::Limit`] and [`Error::Device`] where buffers cannot be made.
     pub fn step(&mut self, requests: &[(SequenceId, u32)]) -> Result<Step<'_>> {
-        let plan = self.book.plan(requests, self.tilings[1].token_tile)?;
+        let plan = self.book.plan(requests, self.token_tile)?;
         match self.grow().and_then(|()| step::Lists::new(&self.gpu, &plan)) {
             Ok(lists) => Ok(Step::new(self, plan, lists)),
             Err(e) => {
@@ -523,14 +535,51 @@ impl KvCache {
         })
     }
 
+    /// How attention runs over the layers of a class (see [`Geometry::class_index`]) and tokens of a kind.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for a class that does not exist.
+    pub fn variant(&self, class: usize, kind: SegmentKind) -> Result<Variant> {
+        let (spec, geometry) = (self.book.spec(), self.book.geometry());
+        let Some(pages) = geometry.classes.get(class) else {
+            return Err(Error::Shape {
+                what: "class",
+                value: class as u64,
+                limit: format!(
+                    "the layers of this cache are of {} classes",
+                    geometry.classes.len()
+                ),
+                advice: "ask Geometry::class_index for the class of a layer".to_owned(),
+            });
+        };
+        let pages = [pages.page(K, kind.k_waits), pages.page(V, kind.v_waits)];
+        let forced = self.classes[class].forced[usize::from(kind.prefill)];
+        let mut variant = match forced.filter(|_| !kind.k_waits && !kind.v_waits) {
+            Some(variant) => variant,
+            None => variant_on(&self.gpu, [&pages[K], &pages[V]], spec, kind.prefill)?,
+        };
+        if kind.prefill {
+            // Work items are cut for all formats alike.
+            variant.token_tile = self.token_tile;
+        }
+        Ok(variant)
+    }
+
+    /// Makes packed pages of a class run by a variant, for measurements.
+    pub(crate) fn force_variant(&mut self, class: usize, prefill: bool, variant: Variant) {
+        let kernels = &mut self.classes[class];
+        kernels.forced[usize::from(prefill)] = Some(variant);
+        kernels.attention = Default::default();
+    }
+
     fn attention(&self, class: usize, kind: SegmentKind, q: FloatType) -> Result<&AttentionSplit> {
         let geometry = &self.book.geometry().classes[class];
         let (k, v) = (geometry.page(K, kind.k_waits), geometry.page(V, kind.v_waits));
-        let tiling = self.tilings[usize::from(kind.prefill)];
         built(&self.classes[class].attention[q as usize][kind.index()], || {
+            let variant = self.variant(class, kind)?;
             let spec = self.book.spec();
             let pairing = spec.key_rotation.as_ref().map(|table| table.pairing);
-            AttentionSplit::plan_turning(&self.gpu, &k, &v, spec.q_heads, tiling, (q, pairing))
+            AttentionSplit::plan_turning(&self.gpu, &k, &v, spec.q_heads, variant, (q, pairing))
         })
     }
 
@@ -691,6 +740,14 @@ impl KvCache {
             message: "the device was lost".to_owned(),
         })
     }
+}
+
+/// How attention runs on an adapter.
+fn variant_on(gpu: &Gpu, pages: [&PageLayout; 2], spec: &CacheSpec, prefill: bool) -> Result<Variant> {
+    let ratio = heads_ratio(spec.q_heads, spec.kv_heads)?;
+    let tuned = gpu.tuning().get(&Shape::new(pages, ratio, prefill));
+    let tuned = tuned.filter(|variant| gpu.device().features().contains(variant.features()));
+    Ok(tuned.unwrap_or_else(|| Variant::new(pages, ratio, prefill, gpu.summary().software)))
 }
 
 fn side_kernels(gpu: &Gpu, spec: &CacheSpec, class: &Class, s: usize) -> Result<SideKernels> {

@@ -27,6 +27,9 @@ pub struct AdapterArgs {
     /// Graphics interface: vulkan, metal or dx12 [default: any]
     #[arg(long, value_name = "BACKEND")]
     backend: Option<Backend>,
+    /// Run attention as it would without `kvpack tune`
+    #[arg(long)]
+    no_tuning: bool,
 }
 
 impl AdapterArgs {
@@ -36,7 +39,8 @@ impl AdapterArgs {
             adapter: self.adapter.clone(),
             backend: self.backend,
         };
-        Ok(Gpu::open(&selection)?)
+        let gpu = Gpu::open(&selection)?;
+        Ok(if self.no_tuning { gpu } else { gpu.tuned()? })
     }
 
     fn given(&self) -> Option<String> {

@@ -9,6 +9,7 @@ mod info;
 mod model;
 mod output;
 mod plan;
+mod tune;
 mod validate;
 
 use std::fmt;
@@ -39,6 +40,8 @@ enum Command {
     Info(info::Args),
     /// Compute what the KV cache of a model takes in memory by format, and what fits a budget; no GPU is asked
     Plan(plan::Args),
+    /// Find the fastest variant of the attention kernel for a shape on an adapter, and keep it for later runs
+    Tune(tune::Args),
     /// Run every kernel on an adapter against the CPU reference
     Validate(validate::Args),
 }
@@ -84,6 +87,7 @@ pub fn main() -> ExitCode {
         Command::Bench(args) => args.run(),
         Command::Info(args) => args.run(),
         Command::Plan(args) => args.run(),
+        Command::Tune(args) => args.run(),
         Command::Validate(args) => args.run(),
     };
     match done {

@@ -2,7 +2,8 @@
 //!
 //! # What it costs
 //!
-//! For a token of one KV head, M query heads (rows of a workgroup), d channels of b bits on K and on V:
+//! For a token of one KV head, M query heads (rows of a workgroup), d channels of b bits on K and on V, and a variant with S
+//! slot quads and C channel quads an invocation:
 //!
 //! | | K | V |
 //! |---|---|---|
@@ -11,27 +12,29 @@
 //! | multiply-adds | d M | d M |
 //! | decodings, once for all M | d | d |
 //! | loads of packed words | d b / 32 | d b / 32 |
-//! | loads from workgroup memory | d M / 8: a quad of q serves 8 slots | d M / 8: four probabilities serve 8 channels |
+//! | loads from workgroup memory | d M / (4 S): a quad of q serves 4 S slots | d M / (4 C): four probabilities serve 4 C channels |
 //!
 //! A decoding is two shifts and a conversion for integers, about seven integer operations for FP4, eight for FP8 and f16.
-//! Scales of tokens and blocks multiply sums; those of channels multiply q, once for four slots.
+//! Scales of tokens and blocks multiply sums; those of channels multiply q, once for 4 S slots, and are loaded once for as
+//! many: d / (8 S) words a token.
 //!
 //! On a GPU with enough arithmetic the bytes are the floor. A software driver gathers every 32-bit word of every lane by
-//! itself, from memory and from workgroup memory alike, so there the floor is the loads, b / 32 + M / 8 for a number: with
-//! M = 1 they are as 2.5 : 1.5 : 1 for f16, int8 and int4 (measured 2.1 : 1.3 : 1 on llvmpipe), with M = 4 as
-//! 1.6 : 1.2 : 1 (measured 1.5 : 1.1 : 1); see `benches/record`.
+//! itself, from memory and from workgroup memory alike, so there the floor is the loads, b / 32 + M / 16 for a number with
+//! S = C = 4; see `benches/record`. Per-channel K adds 1 / 32 of a load for a number there, and none of the loads of slot
+//! scales.
 
 use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{FloatType, Listed, RowStrides, WG_SIZE};
+use super::{FloatType, Listed, RowStrides};
 use crate::error::{Error, Result};
 use crate::gpu::{Access, Binding, Gpu, Kernel, binding, fold};
 use crate::options::AttentionOptions;
 use crate::pages::{PageLayout, heads_ratio};
 use crate::rope::RopePairing;
 use crate::shader::Composer;
+use crate::variant::{Arithmetic, Reduction, Variant};
 
 /// The uniform.
 #[repr(C)]
@@ -83,94 +86,9 @@ pub const LISTED: Listed = Listed {
     bindings: BINDINGS,
 };
 
-/// Workgroup memory that WebGPU guarantees, in bytes.
-const WORKGROUP_BYTES: u32 = 16_384;
-/// Rows (query heads x query tokens) of a workgroup: more of them spill registers.
-const MAX_ROWS: u32 = 8;
-
-/// Rows of a prefill workgroup with several query tokens: software drivers need seconds to compile larger tiles.
-const PREFILL_ROWS: u32 = 4;
-
-/// How the queries of a step are tiled over workgroups.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Tiling {
-    /// Query heads of one workgroup.
-    pub head_tile: u32,
-    /// Query tokens of one workgroup.
-    pub token_tile: u32,
-    /// Runs of four neighbouring slots that an invocation scores at a time: 1, or 2 where workgroup memory allows.
-    pub slot_quads: u32,
-}
-
-impl Tiling {
-    /// The largest tile that fits workgroup memory and registers. K and V are then read once for all query heads of a
-    /// KV head wherever their number is at most 8 (7 from head_dim 184 on, 6 at 256).
-    pub fn new(k: &PageLayout, ratio: u32, prefill: bool) -> Tiling {
-        let rows = |slot_quads| (WORKGROUP_BYTES / row_bytes(k.head_dim, slot_quads)).min(MAX_ROWS);
-        // One read of K and V for all query heads goes before two runs of slots.
-        let slot_quads = if ratio <= rows(2) { 2 } else { 1 };
-        let rows = rows(slot_quads);
-        // Even tiles: 12 heads are 6 + 6 rather than 8 + 4.
-        let head_tile = ratio.div_ceil(ratio.div_ceil(rows));
-        let token_tile = if prefill {
-            (PREFILL_ROWS / head_tile).clamp(1, rows / head_tile)
-        } else {
-            1
-        };
-        Tiling {
-            head_tile,
-            token_tile,
-            slot_quads,
-        }
-    }
-
-    /// Workgroup memory of the kernel, in bytes: each of its arrays takes a multiple of 16.
-    pub fn workgroup_bytes(self, k: &PageLayout) -> u32 {
-        let rows = self.head_tile * self.token_tile;
-        rows * (k.head_dim * 4 + WG_SIZE * (self.slot_quads * 16 + 4) + 8 * 4)
-            + 2 * (rows * 4).next_multiple_of(16)
-    }
-
-    /// Checks a tile that did not come from [`Tiling::new`]; wgpu does not count workgroup memory.
-    ///
-    /// # Errors
-    /// [`Error::Shape`] for an empty tile, [`Error::Limit`] for one beyond the workgroup memory that WebGPU guarantees.
-    pub fn check(self, k: &PageLayout) -> Result<()> {
-        for (what, value) in [("head_tile", self.head_tile), ("token_tile", self.token_tile)] {
-            if value == 0 || value > WG_SIZE {
-                return Err(Error::Shape {
-                    what,
-                    value: u64::from(value),
-                    limit: format!("a workgroup takes 1 to {WG_SIZE} query heads and tokens"),
-                    advice: "let Tiling::new choose the tile".to_owned(),
-                });
-            }
-        }
-        if ![1, 2].contains(&self.slot_quads) {
-            return Err(Error::Shape {
-                what: "slot_quads",
-                value: u64::from(self.slot_quads),
-                limit: "an invocation scores 1 or 2 runs of slots at a time".to_owned(),
-                advice: "let Tiling::new choose the tile".to_owned(),
-            });
-        }
-        let needed = self.workgroup_bytes(k);
-        if needed > WORKGROUP_BYTES {
-            return Err(Error::Limit {
-                what: format!("`{}` (bytes of workgroup memory)", LISTED.name),
-                needed: u64::from(needed),
-                allowed: u64::from(WORKGROUP_BYTES),
-                advice: "let Tiling::new choose the tile".to_owned(),
-            });
-        }
-        Ok(())
-    }
-}
-
-/// An upper bound of one row's workgroup memory.
-const fn row_bytes(head_dim: u32, slot_quads: u32) -> u32 {
-    head_dim * 4 + WG_SIZE * (slot_quads * 16 + 4) + 8 * 4 + 2 * 16
-}
+const SCORES_DECODED: &str = include_str!("../../shaders/parts/scores_decoded.wgsl");
+const SCORES_TURNED: &str = include_str!("../../shaders/parts/scores_turned.wgsl");
+const LARGEST_QUERY: &str = include_str!("../../shaders/parts/largest_query.wgsl");
 
 /// The buffers of one dispatch.
 #[derive(Debug, Clone, Copy)]
@@ -207,43 +125,74 @@ pub struct AttentionSplit {
 }
 
 /// Parts and constants for `ratio` query heads a KV head and queries of type `q`.
-pub fn composer(k: &PageLayout, v: &PageLayout, ratio: u32, tiling: Tiling, q: FloatType) -> Composer {
-    let mut composer = base(k, v, ratio, tiling, q);
-    composer.part(
-        "parts/k_stored",
-        include_str!("../../shaders/parts/k_stored.wgsl"),
-    );
-    composer
+pub fn composer(k: &PageLayout, v: &PageLayout, ratio: u32, variant: Variant, q: FloatType) -> Composer {
+    composed([k, v], ratio, variant, q, None)
 }
 
-/// The same for keys that are stored before RoPE: they are turned as they are read.
+/// The same for keys that are stored before RoPE: they are turned as they are read, in f32 whatever the variant says.
 pub fn turning_composer(
     k: &PageLayout,
     v: &PageLayout,
     ratio: u32,
-    tiling: Tiling,
+    variant: Variant,
     q: FloatType,
     pairing: RopePairing,
 ) -> Composer {
-    let mut composer = base(k, v, ratio, tiling, q);
-    composer
-        .part(
-            "parts/k_turned",
-            include_str!("../../shaders/parts/k_turned.wgsl"),
-        )
-        .set("K_HALVES", pairing == RopePairing::Halves);
-    composer
+    composed([k, v], ratio, variant, q, Some(pairing))
 }
 
-fn base(k: &PageLayout, v: &PageLayout, ratio: u32, tiling: Tiling, q: FloatType) -> Composer {
+fn composed(
+    [k, v]: [&PageLayout; 2],
+    ratio: u32,
+    variant: Variant,
+    q: FloatType,
+    pairing: Option<RopePairing>,
+) -> Composer {
     let mut composer = Composer::new(LISTED.name, LISTED.wgsl);
     composer
         .reads_side("k", k)
         .reads_side("v", v)
+        .set("WG_SIZE", variant.workgroup)
         .set("RATIO", ratio)
-        .set("HEAD_TILE", tiling.head_tile)
-        .set("TOKEN_TILE", tiling.token_tile)
-        .set("SLOT_QUADS", tiling.slot_quads);
+        .set("HEAD_TILE", variant.head_tile)
+        .set("TOKEN_TILE", variant.token_tile)
+        .set("SLOT_QUADS", variant.slot_quads)
+        .set("OUT", variant.channel_quads);
+    match variant.reduction {
+        Reduction::Workgroup => composer.part(
+            "parts/reduce_workgroup",
+            include_str!("../../shaders/parts/reduce_workgroup.wgsl"),
+        ),
+        Reduction::Subgroup => composer.part(
+            "parts/reduce_subgroup",
+            include_str!("../../shaders/parts/reduce_subgroup.wgsl"),
+        ),
+    };
+    let numbers_f32 = include_str!("../../shaders/parts/numbers_f32.wgsl");
+    match variant.arithmetic.for_side(k.side) {
+        _ if pairing.is_some() => composer
+            .part("parts/numbers_f32", numbers_f32)
+            .part("parts/scores_turned", SCORES_TURNED)
+            .set("K_HALVES", pairing == Some(RopePairing::Halves)),
+        Arithmetic::F32 => composer
+            .part("parts/numbers_f32", numbers_f32)
+            .part("parts/scores_decoded", SCORES_DECODED),
+        Arithmetic::F16 => composer
+            .part(
+                "parts/numbers_f16",
+                include_str!("../../shaders/parts/numbers_f16.wgsl"),
+            )
+            .part("parts/largest_query", LARGEST_QUERY)
+            .part("parts/scores_decoded", SCORES_DECODED)
+            .halves("k", k.side.element),
+        Arithmetic::Packed => composer
+            .part(
+                "parts/scores_packed",
+                include_str!("../../shaders/parts/scores_packed.wgsl"),
+            )
+            .part("parts/largest_query", LARGEST_QUERY)
+            .packed_bytes("k", k.side.element),
+    };
     match q {
         FloatType::F32 => composer.part("parts/q_f32", include_str!("../../shaders/parts/q_f32.wgsl")),
         FloatType::F16 => composer
@@ -257,17 +206,17 @@ impl AttentionSplit {
     /// Builds the kernel for one pair of page geometries and queries of type `q`.
     ///
     /// # Errors
-    /// [`Error::Shape`] for a head ratio outside 1..=16 or pages of different length, those of [`Tiling::check`], and
+    /// [`Error::Shape`] for a head ratio outside 1..=16 or pages of different length, those of [`Variant::check`], and
     /// [`Error::Shader`] where the driver refuses the kernel.
     pub fn plan(
         gpu: &Gpu,
         k: &PageLayout,
         v: &PageLayout,
         q_heads: u32,
-        tiling: Tiling,
+        variant: Variant,
         q: FloatType,
     ) -> Result<AttentionSplit> {
-        AttentionSplit::plan_turning(gpu, k, v, q_heads, tiling, (q, None))
+        AttentionSplit::plan_turning(gpu, k, v, q_heads, variant, (q, None))
     }
 
     /// The same, for keys that are turned as they are read where a pairing is given.
@@ -279,11 +228,11 @@ impl AttentionSplit {
         k: &PageLayout,
         v: &PageLayout,
         q_heads: u32,
-        tiling: Tiling,
+        variant: Variant,
         (q, pairing): (FloatType, Option<RopePairing>),
     ) -> Result<AttentionSplit> {
         let ratio = heads_ratio(q_heads, k.heads)?;
-        tiling.check(k)?;
+        variant.check([k, v])?;
         if k.tokens != v.tokens || k.heads != v.heads {
             return Err(Error::Shape {
                 what: "V page_tokens",
@@ -295,14 +244,14 @@ impl AttentionSplit {
                 advice: "use one page length and one number of KV heads for both sides".to_owned(),
             });
         }
-        let composer = match pairing {
-            None => composer(k, v, ratio, tiling, q),
-            Some(pairing) => turning_composer(k, v, ratio, tiling, q, pairing),
-        };
-        let kernel = gpu.kernel(LISTED.name, BINDINGS, &composer)?;
+        let kernel = gpu.kernel(
+            LISTED.name,
+            BINDINGS,
+            &composed([k, v], ratio, variant, q, pairing),
+        )?;
         Ok(AttentionSplit {
             kernel,
-            columns: k.heads * ratio.div_ceil(tiling.head_tile),
+            columns: k.heads * ratio.div_ceil(variant.head_tile),
             q_heads,
             k_head_dim: k.head_dim,
         })
@@ -376,29 +325,4 @@ fn quads(rows: RowStrides) -> Result<[u32; 3]> {
         }
     }
     Ok(named.map(|(_, elements)| elements / 4))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::spec::Side;
-
-    #[test]
-    fn tiles_fit_workgroup_memory_and_are_even() {
-        for head_dim in (8..=256).step_by(8) {
-            let k = PageLayout::new(Side::F16, 2, head_dim, 64).unwrap();
-            for ratio in 1..=16 {
-                for prefill in [false, true] {
-                    let t = Tiling::new(&k, ratio, prefill);
-                    let rows = t.head_tile * t.token_tile;
-                    assert!(t.workgroup_bytes(&k) <= WORKGROUP_BYTES && rows <= MAX_ROWS);
-                    assert!(t.check(&k).is_ok());
-                    assert!(t.head_tile >= 1 && t.head_tile <= ratio);
-                    if ratio <= if head_dim == 256 { 6 } else { 7 } {
-                        assert_eq!(t.head_tile, ratio, "K and V are read once");
-                    }
-                }
-            }
-        }
-    }
 }

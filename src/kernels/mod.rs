@@ -18,6 +18,7 @@ use crate::rope::RopePairing;
 use crate::scales::{SCALE_TYPES, ScaleType};
 use crate::shader::Composer;
 use crate::spec::Side;
+use crate::variant::{Arithmetic, Reduction, Variant};
 use crate::{Error, Result};
 
 /// A kernel as lists and tests see it.
@@ -345,12 +346,19 @@ pub fn catalogue(kv_heads: u32, head_dim: u32, ratio: u32, tokens: u32) -> Resul
     for k in pages(named.clone())? {
         for v in pages(named.clone())? {
             for (tile, prefill) in [("decode", false), ("prefill", true)] {
-                let tiling = attention_split::Tiling::new(&k, ratio, prefill);
-                let name = format!("attention_split {} {} {tile}", k.side, v.side);
-                add(
-                    name,
-                    attention_split::composer(&k, &v, ratio, tiling, FloatType::F32),
-                );
+                // Of mixed pairs, GPUs' alone: sides and adapters are independent of each other.
+                let adapters = [(false, ""), (true, " software")];
+                let adapters = adapters
+                    .into_iter()
+                    .filter(|(software, _)| !software || k.side == v.side);
+                for (software, adapter) in adapters {
+                    let variant = Variant::new([&k, &v], ratio, prefill, software);
+                    let name = format!("attention_split {} {} {tile}{adapter}", k.side, v.side);
+                    add(
+                        name,
+                        attention_split::composer(&k, &v, ratio, variant, FloatType::F32),
+                    );
+                }
             }
         }
     }
@@ -362,34 +370,58 @@ pub fn catalogue(kv_heads: u32, head_dim: u32, ratio: u32, tokens: u32) -> Resul
         .flat_map(|k| published.iter().map(move |v| (k, v)))
     {
         if k.side != v.side && k.side.element == v.side.element {
-            let tiling = attention_split::Tiling::new(k, ratio, true);
+            let variant = Variant::new([k, v], ratio, true, false);
             add(
                 format!("attention_split {} {}", k.side, v.side),
-                attention_split::composer(k, v, ratio, tiling, FloatType::F32),
+                attention_split::composer(k, v, ratio, variant, FloatType::F32),
             );
         }
     }
     for page in others {
-        let tiling = attention_split::Tiling::new(&page, ratio, true);
+        let variant = Variant::new([&page, &page], ratio, true, false);
         add(
             format!("attention_split {}", page.side),
-            attention_split::composer(&page, &page, ratio, tiling, FloatType::F32),
+            attention_split::composer(&page, &page, ratio, variant, FloatType::F32),
         );
     }
     for page in pages(named.clone())? {
         for pairing in [RopePairing::Halves, RopePairing::Neighbours] {
-            let tiling = attention_split::Tiling::new(&page, ratio, true);
+            let variant = Variant::new([&page, &page], ratio, true, false);
             add(
                 format!("attention_split {} keys turned by {pairing:?}", page.side),
-                attention_split::turning_composer(&page, &page, ratio, tiling, FloatType::F32, pairing),
+                attention_split::turning_composer(&page, &page, ratio, variant, FloatType::F32, pairing),
             );
         }
     }
     for page in pages(named)? {
-        let tiling = attention_split::Tiling::new(&page, ratio, false);
+        let variant = Variant::new([&page, &page], ratio, false, false);
+        for other in [
+            Variant {
+                reduction: Reduction::Subgroup,
+                ..variant
+            },
+            Variant {
+                arithmetic: Arithmetic::F16,
+                ..variant
+            },
+            Variant {
+                arithmetic: Arithmetic::Packed,
+                ..variant
+            },
+        ] {
+            if other.arithmetic.for_side(page.side) == other.arithmetic {
+                add(
+                    format!(
+                        "attention_split {} {:?} {:?}",
+                        page.side, other.reduction, other.arithmetic
+                    ),
+                    attention_split::composer(&page, &page, ratio, other, FloatType::F32),
+                );
+            }
+        }
         add(
             format!("attention_split {} f16 queries", page.side),
-            attention_split::composer(&page, &page, ratio, tiling, FloatType::F16),
+            attention_split::composer(&page, &page, ratio, variant, FloatType::F16),
         );
     }
     Ok(all)

@@ -315,6 +315,20 @@ fn notes(report: &BenchReport) -> Vec<String> {
             row.times_read
         ));
     }
+    let tuned: Vec<&str> = rows
+        .iter()
+        .filter(|row| row.tuned)
+        .map(|row| row.pair.as_str())
+        .collect();
+    if !tuned.is_empty() {
+        notes.push(format!(
+            "Run by what `kvpack tune` found here: {}.",
+            tuned.join(", ")
+        ));
+    }
+    if any(&|row| row.approximate) {
+        notes.push("Some of these score in f16 or packed integers, less exact than f32.".to_owned());
+    }
     for row in rows.iter().filter(|row| !row.note.is_empty()) {
         notes.push(format!("{}, {} tokens: {}.", row.pair, row.context, row.note));
     }

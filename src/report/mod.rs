@@ -13,6 +13,7 @@ pub mod plot;
 pub mod table;
 #[cfg(feature = "models")]
 pub mod trained;
+pub mod tune;
 
 use crate::drift::DriftRow;
 use crate::model::PROMPTS;
@@ -166,6 +167,9 @@ pub(crate) mod examples {
             table_bytes: 1024,
             other_bytes: 4096,
             times_read: 1,
+            variant: String::new(),
+            approximate: false,
+            tuned: false,
             gb_per_s: 1.032e-3 / seconds,
             tokens_per_s: 8.0 / seconds,
             percent_of_roof,

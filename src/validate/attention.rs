@@ -4,11 +4,12 @@
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::kernels::attention_merge::AttentionMerge;
-use crate::kernels::attention_split::{AttentionSplit, Buffers, Tiling};
+use crate::kernels::attention_split::{AttentionSplit, Buffers};
 use crate::kernels::{FloatType, Rows};
 use crate::options::AttentionOptions;
 use crate::pages::{PageLayout, heads_ratio};
 use crate::reference::{self, AttentionShape, Partials};
+use crate::variant::{Arithmetic, Variant};
 use crate::work::{Merge, SlotRun, Status, TableEntry, WorkItem, slot_runs};
 
 use super::Random;
@@ -59,8 +60,10 @@ pub struct Fixture {
     pub partials: u32,
     /// Queries of all sequences, `[token][query head][channel]`.
     pub q: Vec<f32>,
-    /// How queries are tiled.
-    pub tiling: Tiling,
+    /// Query tokens of one work item.
+    pub token_tile: u32,
+    /// How the kernel runs: None for what the adapter gets without a measurement.
+    pub variant: Option<Variant>,
 }
 
 /// What attention gave.
@@ -148,7 +151,11 @@ impl Fixture {
                 advice: "use a multiple of the page".to_owned(),
             });
         }
-        let tiling = Tiling::new(&k, ratio, prefill);
+        // What both kinds of adapters can take.
+        let token_tile = [false, true]
+            .map(|software| Variant::new([&k, &v], ratio, prefill, software).token_tile)
+            .into_iter()
+            .fold(u32::MAX, u32::min);
         let row = |page: &PageLayout| (page.heads * page.head_dim) as usize;
         let lengths: Vec<u32> = sequences.iter().map(|s| (s.k.len() / row(&k)) as u32).collect();
         let count: u32 = lengths.iter().map(|len| len.div_ceil(k.tokens)).sum::<u32>() + 1;
@@ -170,7 +177,8 @@ impl Fixture {
             merges: Vec::new(),
             partials: 0,
             q: sequences.iter().flat_map(|s| s.q.iter().copied()).collect(),
-            tiling,
+            token_tile,
+            variant: None,
         };
         let [mut k_pages, mut v_pages] = pools;
         let all = |pick: fn(&SequenceInput) -> &Vec<f32>| {
@@ -194,8 +202,8 @@ impl Fixture {
         let page = self.k.tokens;
         let first_query = self.merges.len() as u32;
         let first_position = len.saturating_sub(queries);
-        for first in (0..queries).step_by(self.tiling.token_tile as usize) {
-            let tile = self.tiling.token_tile.min(queries - first);
+        for first in (0..queries).step_by(self.token_tile as usize) {
+            let tile = self.token_tile.min(queries - first);
             let (base, stride) = (self.partials, tile * self.q_heads);
             let mut count = 0;
             for start in (0..len).step_by(split_tokens as usize) {
@@ -233,13 +241,22 @@ impl Fixture {
         }
     }
 
+    /// What scores are computed in.
+    fn arithmetic(&self) -> Arithmetic {
+        self.variant.map_or(Arithmetic::F32, |variant| {
+            variant.arithmetic.for_side(self.k.side)
+        })
+    }
+
     /// The queries as attention reads them.
     fn queries(&self) -> Vec<f32> {
         let rounded = |&x: &f32| match self.q_float {
             FloatType::F32 => x,
             FloatType::F16 => half::f16::from_f32(x).to_f32(),
         };
-        self.q.iter().map(rounded).collect()
+        let q: Vec<f32> = self.q.iter().map(rounded).collect();
+        let rows = q.chunks(self.k.head_dim as usize);
+        rows.flat_map(|row| self.arithmetic().round_query(row)).collect()
     }
 
     /// The CPU reference's answer, in f64.
@@ -286,7 +303,20 @@ impl Fixture {
     /// # Errors
     /// What the kernels and the device report.
     pub fn gpu(&self, gpu: &Gpu) -> Result<Outputs> {
-        let split = AttentionSplit::plan(gpu, &self.k, &self.v, self.q_heads, self.tiling, self.q_float)?;
+        let ratio = heads_ratio(self.q_heads, self.k.heads)?;
+        let variant = self.variant.unwrap_or_else(|| {
+            Variant::new(
+                [&self.k, &self.v],
+                ratio,
+                self.token_tile > 1,
+                gpu.summary().software,
+            )
+        });
+        let variant = Variant {
+            token_tile: self.token_tile,
+            ..variant
+        };
+        let split = AttentionSplit::plan(gpu, &self.k, &self.v, self.q_heads, variant, self.q_float)?;
         let merge = AttentionMerge::plan(gpu, self.q_heads, self.v.head_dim, self.output_float)?;
         let rows = self.merges.len() * self.q_heads as usize;
         let numbers = rows * self.v.head_dim as usize;
@@ -367,21 +397,28 @@ impl Fixture {
     /// Compares with the reference. The bound of each query row is twice the error of a plain f32 attention over the same
     /// dequantised values plus 4e-6 x max|V|: exp is up to 26 ulp off on software drivers. The LSE may be off by as
     /// much relative to 1 + its magnitude. A soft cap leaves scores of up to its size, each with an error of some ulp, which
-    /// moves every weight by as much; f16 outputs are rounded once more. NaN fails.
+    /// moves every weight by as much; f16 outputs are rounded once more. Variants in other arithmetic than f32 may be off by
+    /// [`Arithmetic::score_error`] in each score, and are compared with queries as they round them. NaN fails.
     pub fn compare(&self, got: &Outputs, reference: &Outputs) -> Comparison {
         let v_dim = self.v.head_dim as usize;
         let cap_error = f64::from(self.options.softcap.unwrap_or(0.0)) * 1e-6;
         let queries = self.queries();
         let mut comparison = Comparison::default();
         for row in 0..got.lse.len() {
-            let (plain, max_v) = self.plain_f32(row, &queries);
+            let Plain {
+                output: plain,
+                max_v,
+                score_error,
+            } = self.plain_f32(row, &queries);
             let wanted = &reference.output[row * v_dim..][..v_dim];
             let plain_error = wanted
                 .iter()
                 .zip(&plain)
                 .map(|(a, &b)| (a - f64::from(b)).abs())
                 .fold(0.0, f64::max);
-            let bound = 2.0 * plain_error + (SLACK + cap_error) * max_v;
+            // Weights move by no more than exp(2 x the scores' error) - 1, and outputs lie between the values.
+            let moved = (2.0 * score_error).exp_m1() * 2.0;
+            let bound = 2.0 * plain_error + (SLACK + cap_error + moved) * max_v;
             for (a, b) in got.output[row * v_dim..].iter().zip(wanted) {
                 let rounding = match self.output_float {
                     FloatType::F32 => 0.0,
@@ -393,14 +430,14 @@ impl Fixture {
             if a == b {
                 comparison.judge(0.0, 1.0);
             } else {
-                comparison.judge((a - b).abs(), SLACK * (1.0 + b.abs()) + cap_error);
+                comparison.judge((a - b).abs(), SLACK * (1.0 + b.abs()) + cap_error + score_error);
             }
         }
         comparison
     }
 
-    /// Plain attention of one query row in f32, over the dequantised values; and max|V|.
-    fn plain_f32(&self, row: usize, queries: &[f32]) -> (Vec<f32>, f64) {
+    /// Plain attention of one query row in f32, over the dequantised values.
+    fn plain_f32(&self, row: usize, queries: &[f32]) -> Plain {
         let (token, head) = (row / self.q_heads as usize, row as u32 % self.q_heads);
         let kv_head = head / (self.q_heads / self.k.heads);
         let k_dim = self.k.head_dim as usize;
@@ -412,7 +449,7 @@ impl Fixture {
             let at = (id * page.words) as usize;
             pages[at..at + page.words as usize].to_vec()
         };
-        let (mut scores, mut values, mut max_v) = (Vec::new(), Vec::new(), 0.0_f64);
+        let (mut scores, mut values, mut max_v, mut score_error) = (Vec::new(), Vec::new(), 0.0_f64, 0.0_f64);
         for item in &self.items {
             let tokens = item.query as usize..(item.query + item.queries) as usize;
             if !tokens.contains(&token) {
@@ -429,11 +466,11 @@ impl Fixture {
                     if early || options.causal && at > own {
                         continue;
                     }
-                    let k = |c: usize| {
-                        self.k
-                            .number(&k_page, slot, kv_head, c as u32, self.tensor_scales[0])
-                    };
-                    let dot = q.iter().enumerate().map(|(c, x)| x * k(c)).sum::<f32>();
+                    let k = |c| self.k.number(&k_page, slot, kv_head, c, self.tensor_scales[0]);
+                    let key: Vec<f32> = (0..self.k.head_dim).map(k).collect();
+                    let dot = q.iter().zip(&key).map(|(x, k)| x * k).sum::<f32>();
+                    let error = self.arithmetic().score_error(q, &key) * f64::from(scale);
+                    score_error = score_error.max(error);
                     scores.push(capped(dot * scale));
                     let v = |c| self.v.number(&v_page, slot, kv_head, c, self.tensor_scales[1]);
                     let value: Vec<f32> = (0..self.v.head_dim).map(v).collect();
@@ -448,8 +485,21 @@ impl Fixture {
         let l: f32 = p.iter().sum::<f32>() + sink.map_or(0.0, |sink| (sink - m).exp());
         let sum = |c: usize| p.iter().zip(&values).map(|(p, v)| p * v[c]).sum::<f32>();
         let output = |c| if l == 0.0 { 0.0 } else { sum(c) / l };
-        ((0..self.v.head_dim as usize).map(output).collect(), max_v)
+        Plain {
+            output: (0..self.v.head_dim as usize).map(output).collect(),
+            max_v,
+            score_error,
+        }
     }
+}
+
+/// Plain attention of one query row.
+struct Plain {
+    output: Vec<f32>,
+    /// Largest magnitude of the values.
+    max_v: f64,
+    /// What any score may be off by beyond f32.
+    score_error: f64,
 }
 
 /// Packs a sequence's rows into its pages and poisons the dead slots of the last one: codes of all ones, NaN scales.

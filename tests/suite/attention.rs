@@ -13,6 +13,7 @@ use kvpack::spec::{Pair, Side};
 use kvpack::validate::{
     Comparison, Fixture, Outputs, PageCheck, Random, SequenceInput, nasty_rows, random_sequences,
 };
+use kvpack::variant::{Arithmetic, Reduction, Variant};
 use kvpack::work::{Merge, TableEntry, WorkItem};
 
 use crate::common;
@@ -58,39 +59,162 @@ fn sides() -> Vec<Side> {
     .into()
 }
 
-fn every_pair(ratio: u32, test: &str) {
+/// With what software adapters run by default, or with what GPUs do, whatever the adapter is.
+fn every_pair(ratio: u32, software: bool, test: &str) {
+    let Some(gpu) = common::gpu(test) else { return };
     for k in sides() {
         for v in sides() {
-            check_pair(
-                pages(Pair { k, v }, 2, 8, 32),
-                ratio,
-                &lengths(32),
-                1,
-                false,
-                test,
-            );
+            let layout = pages(Pair { k, v }, 2, 16, 32);
+            let q_heads = 2 * ratio;
+            let sequences = random_sequences(&layout, q_heads, &lengths(32), 1);
+            let mut fixture = Fixture::new(layout, q_heads, &sequences, 64, false).unwrap();
+            fixture.variant = Some(Variant::new([&layout[0], &layout[1]], ratio, false, software));
+            let comparison = fixture.compare(&fixture.gpu(gpu).unwrap(), &fixture.reference());
+            assert!(comparison.cases > 0);
+            assert_eq!(comparison.failures, 0, "{k} / {v}, ratio {ratio}: {comparison:?}");
         }
     }
 }
 
 #[test]
 fn every_pair_of_sides_at_head_ratio_1() {
-    every_pair(1, "every_pair_of_sides_at_head_ratio_1");
+    every_pair(1, true, "every_pair_of_sides_at_head_ratio_1");
 }
 
 #[test]
 fn every_pair_of_sides_at_head_ratio_3() {
-    every_pair(3, "every_pair_of_sides_at_head_ratio_3");
+    every_pair(3, false, "every_pair_of_sides_at_head_ratio_3");
 }
 
 #[test]
 fn every_pair_of_sides_at_head_ratio_4() {
-    every_pair(4, "every_pair_of_sides_at_head_ratio_4");
+    every_pair(4, true, "every_pair_of_sides_at_head_ratio_4");
 }
 
 #[test]
 fn every_pair_of_sides_at_head_ratio_8() {
-    every_pair(8, "every_pair_of_sides_at_head_ratio_8");
+    every_pair(8, false, "every_pair_of_sides_at_head_ratio_8");
+}
+
+/// Variants that differ in how work is cut.
+fn cuts(base: Variant) -> Vec<Variant> {
+    let mut all = Vec::new();
+    for slot_quads in [1, 2, 4] {
+        for channel_quads in [2, 4] {
+            all.push(Variant {
+                slot_quads,
+                channel_quads,
+                ..base
+            });
+        }
+    }
+    for workgroup in [8, 16, 128, 256] {
+        all.push(Variant {
+            workgroup,
+            slot_quads: 1,
+            ..base
+        });
+    }
+    all.push(Variant { head_tile: 1, ..base });
+    for (arithmetic, slot_quads) in [
+        (Arithmetic::F16, 4),
+        (Arithmetic::Packed, 1),
+        (Arithmetic::Packed, 4),
+    ] {
+        all.push(Variant {
+            arithmetic,
+            slot_quads,
+            ..base
+        });
+    }
+    all
+}
+
+/// Variants that differ in what numbers are made of.
+fn kinds(base: Variant) -> Vec<Variant> {
+    let mut all = vec![Variant {
+        reduction: Reduction::Subgroup,
+        ..base
+    }];
+    for arithmetic in [Arithmetic::F16, Arithmetic::Packed] {
+        all.push(Variant {
+            arithmetic,
+            slot_quads: 2,
+            channel_quads: 2,
+            ..base
+        });
+    }
+    all
+}
+
+fn check_variants(
+    sides: &[(&str, &str)],
+    shape: (u32, u32, u32),
+    prefill: bool,
+    list: fn(Variant) -> Vec<Variant>,
+    test: &str,
+) {
+    let Some(gpu) = common::gpu(test) else { return };
+    let (ratio, head_dim, tokens) = shape;
+    let (mut ran, mut missing) = (0, 0);
+    for &(k, v) in sides {
+        let pair = Pair {
+            k: k.parse().unwrap(),
+            v: v.parse().unwrap(),
+        };
+        let layout = pages(pair, 2, head_dim, tokens);
+        let queries = if prefill { 5 } else { 1 };
+        // One token: the LSE is its score.
+        let sequences = random_sequences(&layout, 2 * ratio, &[queries, tokens + 1, 300], queries);
+        let mut fixture = Fixture::new(layout, 2 * ratio, &sequences, 2 * tokens, prefill).unwrap();
+        let base = Variant::new([&layout[0], &layout[1]], ratio, prefill, true);
+        for variant in list(base) {
+            let same = variant.arithmetic.for_side(layout[0].side) == variant.arithmetic;
+            if variant.check([&layout[0], &layout[1]]).is_err() || !same {
+                continue;
+            }
+            if !gpu.device().features().contains(variant.features()) {
+                missing += 1;
+                continue;
+            }
+            fixture.variant = Some(variant);
+            let comparison = fixture.compare(&fixture.gpu(gpu).unwrap(), &fixture.reference());
+            assert!(comparison.cases > 0);
+            assert_eq!(comparison.failures, 0, "{k}/{v}, {variant}: {comparison:?}");
+            ran += 1;
+        }
+    }
+    println!("{test}: {ran} variants ran, {missing} need features that the adapter lacks");
+    assert!(ran > 0);
+}
+
+#[test]
+fn every_cut_of_the_work_gives_the_same() {
+    let test = "every_cut_of_the_work_gives_the_same";
+    check_variants(&[("int4", "int4")], (2, 48, 32), false, cuts, test);
+    check_variants(&[("f16", "int2c")], (1, 24, 32), true, cuts, test);
+}
+
+#[test]
+fn every_arithmetic_and_reduction_stays_in_its_bound() {
+    let test = "every_arithmetic_and_reduction_stays_in_its_bound";
+    let sides = [
+        ("f16", "f16"),
+        ("fp8", "fp8"),
+        ("int8", "int8"),
+        ("int4", "int4"),
+        ("int2", "int2"),
+        ("fp4", "fp4"),
+    ];
+    check_variants(&sides, (2, 48, 32), false, kinds, test);
+    // Heads that are no whole blocks of 16 channels.
+    check_variants(
+        &[("int2", "int8"), ("int8", "int4")],
+        (1, 40, 32),
+        true,
+        kinds,
+        test,
+    );
 }
 
 #[test]

@@ -4,12 +4,16 @@ use kvpack::Error;
 use kvpack::bench::check::{Place, compare};
 use kvpack::bench::roof::Roof;
 use kvpack::bench::timer::{Clock, LEAST_SAMPLES, Timer, quartiles};
+use kvpack::bench::tune::{TuneOptions, tune};
 use kvpack::bench::workload::Workload;
 use kvpack::bench::{BenchOptions, BenchReport, Case, Shape, Sizes, Work, assumed_cache};
+use kvpack::cache::plan::SegmentKind;
 use kvpack::cache::{CacheSpec, KvCache};
 use kvpack::gpu::{Gpu, Selection};
 use kvpack::options::AttentionOptions;
+use kvpack::tuning::{self, Tuning};
 use kvpack::validate::Random;
+use kvpack::variant::{Arithmetic, Reduction, Variant};
 use kvpack::wgpu;
 
 use crate::common;
@@ -313,19 +317,251 @@ fn outputs_that_are_wrong_are_found_before_anything_is_timed() {
         let place = Place { layer: 0, row, head };
         let at = (row * 128 + head * 32) as usize;
         let (q, mut got) = (&q[at..at + 32], output[at..at + 32].to_vec());
-        let good = compare(gpu, &step, place, (q, &got), [0.0; 2]).unwrap();
+        let good = compare(gpu, &step, place, (q, &got), [0.0; 2], Arithmetic::F32).unwrap();
         assert_eq!((good.cases, good.failures), (32, 0), "{good:?}");
         got[17] += 1e-3;
         assert_eq!(
-            compare(gpu, &step, place, (q, &got), [0.0; 2]).unwrap().failures,
+            compare(gpu, &step, place, (q, &got), [0.0; 2], Arithmetic::F32)
+                .unwrap()
+                .failures,
             1
         );
         got[3] = f32::NAN;
         assert_eq!(
-            compare(gpu, &step, place, (q, &got), [0.0; 2]).unwrap().failures,
+            compare(gpu, &step, place, (q, &got), [0.0; 2], Arithmetic::F32)
+                .unwrap()
+                .failures,
             2
         );
     }
+}
+
+/// A small case of every pair; tests turn a measured variant into what a cache runs.
+fn tune_options(pairs: &[&str], approximate: bool) -> TuneOptions {
+    TuneOptions {
+        work: Work::Decode,
+        pairs: pairs.iter().map(|pair| pair.parse().unwrap()).collect(),
+        shape: Shape {
+            q_heads: 4,
+            kv_heads: 2,
+            head_dim: 32,
+        },
+        batch: 1,
+        context: 200,
+        new_tokens: 1,
+        sizes: Sizes {
+            cache_bytes: 1 << 10,
+            memory: 16 << 20,
+        },
+        seconds: 0.001,
+        approximate,
+    }
+}
+
+#[test]
+fn the_tuner_tries_each_number_and_keeps_what_is_checked() {
+    let Some(gpu) = common::gpu("the_tuner_tries_each_number") else {
+        return;
+    };
+    let mut heard = Vec::new();
+    let report = tune(
+        gpu,
+        &tune_options(&["int8", "int4c/int4"], true),
+        &mut |done, of, what| {
+            heard.push((done, of, what.to_owned()));
+        },
+    )
+    .unwrap();
+    assert_eq!(report.rows.len(), 2);
+    assert!(heard.iter().all(|&(done, of, _)| done <= of && of == 2));
+    for row in &report.rows {
+        let tried = |fits: &dyn Fn(&Variant) -> bool| row.trials.iter().any(|trial| fits(&trial.variant));
+        assert_eq!(row.trials[0].variant, row.default);
+        for (what, found) in [
+            ("invocations", tried(&|v| v.workgroup != row.default.workgroup)),
+            ("slots", tried(&|v| v.slot_quads != row.default.slot_quads)),
+            (
+                "channels",
+                tried(&|v| v.channel_quads != row.default.channel_quads),
+            ),
+            ("heads", tried(&|v| v.head_tile == 1)),
+            (
+                "packed",
+                tried(&|v| v.arithmetic == Arithmetic::Packed) == (row.pair == "int8"),
+            ),
+        ] {
+            assert!(found, "{}: {what} in {:?}", row.pair, row.trials);
+        }
+        assert!(
+            row.trials
+                .iter()
+                .all(|trial| trial.seconds.is_some() == trial.refused.is_empty())
+        );
+        assert!(row.best_seconds[1] <= row.default_seconds[1]);
+    }
+    // Exact ones alone, unless others are asked for; work without variants is refused.
+    let exact = tune(gpu, &tune_options(&["int8"], false), &mut |_, _, _| ()).unwrap();
+    let trials = &exact.rows[0].trials;
+    assert!(
+        trials
+            .iter()
+            .all(|trial| trial.variant.arithmetic == Arithmetic::F32)
+    );
+    let appends = TuneOptions {
+        work: Work::Append,
+        ..tune_options(&["int8"], false)
+    };
+    assert!(matches!(
+        tune(gpu, &appends, &mut |_, _, _| ()),
+        Err(Error::Usage { .. })
+    ));
+}
+
+#[test]
+fn a_cache_runs_the_variant_that_was_measured_for_its_shape_alone() {
+    let Some(gpu) = common::gpu("a_cache_runs_the_variant_that_was_measured") else {
+        return;
+    };
+    let spec = || CacheSpec::new(1, 4, 2, 32, "int8".parse().unwrap(), 4 << 20);
+    let kind = SegmentKind {
+        k_waits: false,
+        v_waits: false,
+        prefill: false,
+    };
+    let plain = KvCache::new(gpu, spec()).unwrap();
+    let default = plain.variant(0, kind).unwrap();
+    let variant = Variant {
+        workgroup: 128,
+        slot_quads: 1,
+        arithmetic: Arithmetic::Packed,
+        ..default
+    };
+    let [k, v] = &plain.book().geometry().classes[0].packed;
+    let mut tuning = Tuning::default();
+    tuning
+        .insert(tuning::Shape::new([k, v], 2, false), variant)
+        .unwrap();
+    let tuned = gpu.clone().with_tuning(tuning.clone());
+    assert_eq!(
+        KvCache::new(&tuned, spec()).unwrap().variant(0, kind).unwrap(),
+        variant
+    );
+    assert!(plain.variant(1, kind).is_err());
+    // Not in prefill, nor with other heads.
+    let prefill = SegmentKind {
+        prefill: true,
+        ..kind
+    };
+    let cache = KvCache::new(&tuned, spec()).unwrap();
+    assert_eq!(
+        cache.variant(0, prefill).unwrap(),
+        plain.variant(0, prefill).unwrap()
+    );
+    let other = CacheSpec::new(1, 6, 2, 32, "int8".parse().unwrap(), 4 << 20);
+    assert_eq!(
+        KvCache::new(&tuned, other)
+            .unwrap()
+            .variant(0, kind)
+            .unwrap()
+            .arithmetic,
+        Arithmetic::F32
+    );
+
+    // A row of the benchmark says so, and its outputs were checked for what they are.
+    let report = run(&tuned, &options(Work::Decode, "int8", &[200]));
+    assert!(!report.rows[0].tuned, "another shape");
+    let wide = BenchOptions {
+        shape: Shape {
+            q_heads: 4,
+            kv_heads: 2,
+            head_dim: 32,
+        },
+        ..options(Work::Decode, "int8", &[200])
+    };
+    let row = &run(&tuned, &wide).rows[0];
+    assert!(
+        row.tuned && row.approximate && row.variant.contains("128 invocations"),
+        "{row:?}"
+    );
+
+    // What the device was made without is not run.
+    let subgroups = Variant {
+        reduction: Reduction::Subgroup,
+        ..default
+    };
+    tuning
+        .insert(tuning::Shape::new([k, v], 2, false), subgroups)
+        .unwrap();
+    let expected = match gpu.device().features().contains(subgroups.features()) {
+        true => subgroups,
+        false => default,
+    };
+    let tuned = gpu.clone().with_tuning(tuning.clone());
+    assert_eq!(
+        KvCache::new(&tuned, spec()).unwrap().variant(0, kind).unwrap(),
+        expected
+    );
+    // What cannot be is refused when it is taken in.
+    let never = Variant {
+        workgroup: 12,
+        ..default
+    };
+    assert!(
+        tuning
+            .insert(tuning::Shape::new([k, v], 2, false), never)
+            .is_err()
+    );
+}
+
+#[test]
+fn less_exact_scores_have_a_bound_of_their_own_that_errors_pass() {
+    let Some(gpu) = common::gpu("less_exact_scores_have_a_bound") else {
+        return;
+    };
+    let spec = CacheSpec::new(1, 4, 2, 32, "int8".parse().unwrap(), 4 << 20);
+    let mut tuning = Tuning::default();
+    let plain = KvCache::new(gpu, spec.clone()).unwrap();
+    let [k, v] = &plain.book().geometry().classes[0].packed;
+    let packed = Variant {
+        arithmetic: Arithmetic::Packed,
+        ..Variant::new([k, v], 2, false, true)
+    };
+    tuning
+        .insert(tuning::Shape::new([k, v], 2, false), packed)
+        .unwrap();
+    let mut cache = KvCache::new(&gpu.clone().with_tuning(tuning), spec).unwrap();
+    let id = cache.open();
+    let mut random = Random::new(7);
+    let mut rows = |count: usize| (0..count).map(|_| random.normal()).collect::<Vec<f32>>();
+    let (k, v, q) = (rows(100 * 64), rows(100 * 64), rows(128));
+    let [k, v, q_buffer] = [&k, &v, &q].map(|rows| gpu.upload("rows", rows).unwrap());
+    let output = gpu.zeros("output", 128 * 4).unwrap();
+    let step = cache.step(&[(id, 99)]).unwrap();
+    gpu.submit("append", |encoder| step.append(encoder, 0, &k, &v))
+        .unwrap();
+    step.commit().unwrap();
+    let step = cache.step(&[(id, 1)]).unwrap();
+    gpu.submit("attention", |encoder| {
+        step.append(encoder, 0, &k, &v)?;
+        step.attend(encoder, 0, &q_buffer, &output, &AttentionOptions::default())
+    })
+    .unwrap();
+    let output: Vec<f32> = gpu.read("output", &output, 128).unwrap();
+    let place = Place {
+        layer: 0,
+        row: 0,
+        head: 1,
+    };
+    let judge = |got: &[f32], arithmetic| {
+        compare(gpu, &step, place, (&q[32..64], got), [0.0; 2], arithmetic).unwrap()
+    };
+    let got = output[32..64].to_vec();
+    // Not within f32's bound, but within its own, which an output of another head does not meet.
+    assert!(judge(&got, Arithmetic::F32).failures > 0);
+    let own = judge(&got, Arithmetic::Packed);
+    assert_eq!((own.cases, own.failures), (32, 0), "{own:?}");
+    assert!(judge(&output[..32], Arithmetic::Packed).failures > 16);
+    assert!(judge(&output[..32], Arithmetic::F16).failures > 16);
 }
 
 #[test]

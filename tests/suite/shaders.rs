@@ -13,7 +13,7 @@ use std::sync::{Mutex, OnceLock};
 use kvpack::Error;
 use kvpack::bench::roof;
 use kvpack::gpu::{Access, Binding};
-use kvpack::kernels::attention_split::{AttentionSplit, Tiling};
+use kvpack::kernels::attention_split::AttentionSplit;
 use kvpack::kernels::{
     self, FloatType, Listed, amax, attention_merge, attention_split, dequantize, quantize, tensor_scale,
 };
@@ -21,11 +21,12 @@ use kvpack::model::kernels as model_kernels;
 use kvpack::pages::PageLayout;
 use kvpack::shader::{Composer, Target};
 use kvpack::spec::Side;
+use kvpack::variant::Variant;
 use kvpack::work::{Merge, SlotRun, TableEntry, WorkItem};
 use naga::back::{hlsl, msl, spv, wgsl};
 use naga::compact::{KeepUnused, compact};
 use naga::proc::{BoundsCheckPolicies, BoundsCheckPolicy, Layouter};
-use naga::valid::{Capabilities, ModuleInfo, ValidationFlags, Validator};
+use naga::valid::{Capabilities, ModuleInfo, ShaderStages, SubgroupOperationSet, ValidationFlags, Validator};
 use naga::{AddressSpace, ArraySize, StorageAccess, TypeInner};
 
 use crate::common;
@@ -141,7 +142,17 @@ fn sample() -> Vec<&'static Composed> {
 
 fn parse(text: &str) -> Result<(naga::Module, ModuleInfo), String> {
     let module = naga::front::wgsl::parse_str(text).map_err(|e| e.emit_to_string(text))?;
-    let info = Validator::new(ValidationFlags::all(), Capabilities::default())
+    // What a module does not name it must not need.
+    let mut capabilities = Capabilities::default();
+    capabilities.set(Capabilities::SHADER_FLOAT16, text.contains("enable f16;"));
+    capabilities.set(
+        Capabilities::SHADER_FLOAT16_IN_FLOAT32,
+        text.contains("unpack2x16float"),
+    );
+    capabilities.set(Capabilities::SUBGROUP, text.contains("@builtin(subgroup_id)"));
+    let info = Validator::new(ValidationFlags::all(), capabilities)
+        .subgroup_stages(ShaderStages::COMPUTE)
+        .subgroup_operations(SubgroupOperationSet::all())
         .validate(&module)
         .map_err(|e| e.emit_to_string(text))?;
     Ok((module, info))
@@ -171,13 +182,20 @@ fn write(module: &naga::Module, info: &ModuleInfo) -> Result<(), String> {
     };
     msl::write_string(module, info, &options, &msl::PipelineOptions::default())
         .map_err(|e| format!("MSL: {e}"))?;
-    let options = hlsl::Options::default();
+    // f16 is of shader model 6.2.
+    let options = hlsl::Options {
+        shader_model: hlsl::ShaderModel::V6_2,
+        ..Default::default()
+    };
     hlsl::Writer::new(&mut String::new(), &options, &hlsl::PipelineOptions::default())
         .write(module, info, None)
         .map_err(|e| format!("HLSL: {e}"))?;
     let text =
         wgsl::write_string(module, info, wgsl::WriterFlags::empty()).map_err(|e| format!("WGSL: {e}"))?;
-    parse(&text)
+    // naga writes no directives.
+    let halves = module.types.iter().any(|(_, of)| matches!(of.inner, TypeInner::Scalar(s) | TypeInner::Vector { scalar: s, .. } if s == naga::Scalar::F16));
+    let directive = if halves { "enable f16;\n" } else { "" };
+    parse(&format!("{directive}{text}"))
         .map(|_| ())
         .map_err(|e| format!("WGSL written by naga does not validate: {e}"))
 }
@@ -293,9 +311,9 @@ fn entry_is_the_kernels(module: &naga::Module, kernel: &Listed) -> Result<(), St
     let Some(naga::Expression::Literal(naga::Literal::U32(size))) = size else {
         return Err(format!("WG_SIZE is {size:?}"));
     };
-    // Hosts count workgroups by this number; the kernels of the read roof come with their own.
-    let roof = roof::ALL.iter().any(|k| k.name == kernel.name);
-    if entry.workgroup_size != [*size, 1, 1] || !(*size == kernels::WG_SIZE || roof) {
+    // Hosts count workgroups by this number; attention and the kernels of the read roof come with their own.
+    let own = kernel.name == "attention_split" || roof::ALL.iter().any(|k| k.name == kernel.name);
+    if entry.workgroup_size != [*size, 1, 1] || !(*size == kernels::WG_SIZE || own) {
         return Err(format!(
             "workgroup size {:?}, WG_SIZE = {size}",
             entry.workgroup_size
@@ -712,19 +730,19 @@ fn dev_06_workgroup_memory_above_the_default_limit() {
         |(_, _, name)| name,
         |&(head_dim, ratio, _)| {
             let k = page(head_dim);
-            for prefill in [false, true] {
-                let tiling = Tiling::new(&k, ratio, prefill);
-                tiling.check(&k).map_err(|e| e.to_string())?;
-                let text = attention_split::composer(&k, &k, ratio, tiling, FloatType::F32)
+            for (prefill, software) in [(false, false), (true, false), (false, true), (true, true)] {
+                let variant = Variant::new([&k, &k], ratio, prefill, software);
+                variant.check([&k, &k]).map_err(|e| e.to_string())?;
+                let text = attention_split::composer(&k, &k, ratio, variant, FloatType::F32)
                     .compose(Target::Naga)
                     .unwrap();
                 let (module, _) = parse(&text)?;
                 fits_default_limits(&module)?;
-                if workgroup_bytes(&module) != tiling.workgroup_bytes(&k) {
+                if u64::from(workgroup_bytes(&module)) != variant.workgroup_bytes(&k) {
                     return Err(format!(
                         "{} bytes, the host counts {}",
                         workgroup_bytes(&module),
-                        tiling.workgroup_bytes(&k)
+                        variant.workgroup_bytes(&k)
                     ));
                 }
             }
@@ -740,10 +758,9 @@ fn dev_06_workgroup_memory_above_the_default_limit() {
         &k,
         &k,
         16,
-        Tiling {
+        Variant {
             head_tile: 16,
-            token_tile: 1,
-            slot_quads: 1,
+            ..Variant::new([&k, &k], 16, false, false)
         },
         FloatType::F32,
     )
@@ -752,44 +769,44 @@ fn dev_06_workgroup_memory_above_the_default_limit() {
         matches!(refused, Error::Limit { allowed: 16_384, .. }),
         "{refused}"
     );
-    AttentionSplit::plan(gpu, &k, &k, 16, Tiling::new(&k, 16, false), FloatType::F32).unwrap();
+    AttentionSplit::plan(
+        gpu,
+        &k,
+        &k,
+        16,
+        Variant::new([&k, &k], 16, false, false),
+        FloatType::F32,
+    )
+    .unwrap();
 }
 
 #[test]
 fn dev_15_a_constant_that_makes_an_array_empty_is_refused_by_name() {
     let k = PageLayout::new(Side::F16, 1, 64, 64).unwrap();
-    for (name, tiling) in [
-        (
-            "HEAD_TILE",
-            Tiling {
-                head_tile: 0,
-                token_tile: 1,
-                slot_quads: 1,
-            },
-        ),
+    let good = Variant::new([&k, &k], 4, false, false);
+    for (name, variant) in [
+        ("HEAD_TILE", Variant { head_tile: 0, ..good }),
         (
             "TOKEN_TILE",
-            Tiling {
-                head_tile: 1,
+            Variant {
                 token_tile: 0,
-                slot_quads: 1,
+                ..good
             },
         ),
         (
             "SLOT_QUADS",
-            Tiling {
-                head_tile: 1,
-                token_tile: 1,
+            Variant {
                 slot_quads: 0,
+                ..good
             },
         ),
     ] {
         // By the host,
-        let refused = tiling.check(&k).unwrap_err();
+        let refused = variant.check([&k, &k]).unwrap_err();
         assert!(matches!(refused, Error::Shape { value: 0, .. }), "{refused}");
         assert!(refused.to_string().contains(&name.to_lowercase()), "{refused}");
         // and by the compiler where the host did not look.
-        let composer = attention_split::composer(&k, &k, 4, tiling, FloatType::F32);
+        let composer = attention_split::composer(&k, &k, 4, variant, FloatType::F32);
         let words = parse(&composer.compose(Target::Naga).unwrap()).unwrap_err();
         assert!(words.contains(name), "{words}");
         let Some(gpu) = common::gpu("dev_15") else { return };
@@ -854,10 +871,10 @@ fn breaches(name: &str, text: &str) -> Vec<String> {
         for word in &words {
             match *word {
                 "override" => breach("shapes are `const`: override constants cannot size arrays everywhere"),
-                "enable" | "requires" if name != "parts/reduce_subgroup" => {
+                "enable" | "requires" if !["parts/reduce_subgroup", "parts/numbers_f16"].contains(&name) => {
                     breach("a feature that not every device has")
                 }
-                "f16" => breach("16-bit arithmetic"),
+                "f16" if name != "parts/numbers_f16" => breach("16-bit arithmetic"),
                 "inf" | "nan" | "infinity" => breach("WGSL has no such constant"),
                 "ptr" => breach("naga refuses pointers to storage and workgroup memory as parameters"),
                 _ if word.starts_with("subgroup") && name != "parts/reduce_subgroup" => {
