@@ -41,6 +41,7 @@ struct Params {
     q_offset: u32, // first channel quad of the queries
     q_row: u32, // channel quads from a query token to the next
     q_head: u32, // from a query head to the next
+    k_turns: u32, // where the turns of keys begin among the per-tensor scales, if keys are turned here
 }
 
 struct Item {
@@ -150,7 +151,7 @@ fn attention_split(
             let entry = page_table[item.table + inside / PAGE_QUADS];
             let slots = inside % PAGE_QUADS;
             if (at < slot_quads && 4u * (slots + SLOT_QUADS) > entry.z && 4u * slots < entry.w) {
-                score(entry.x, kv_head, slots, own);
+                score(entry.x, kv_head, slots, own, item.position + 4u * inside);
             }
             var largest: array<f32, ROWS>;
             for (var r = 0u; r < ROWS; r++) {

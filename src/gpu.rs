@@ -581,6 +581,18 @@ impl Gpu {
         })
     }
 
+    /// Bytes of memory that buffers can still take, where that is known: the main memory that Linux says is available, for
+    /// a software adapter. wgpu does not tell that of GPUs; there an allocation that fails is the answer.
+    pub fn free_memory(&self) -> Option<u64> {
+        if !self.summary().software {
+            return None;
+        }
+        let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+        let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+        let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+        Some(kib * 1024)
+    }
+
     fn check_size(&self, what: &str, needed: u64) -> Result<()> {
         let limits = self.device().limits();
         let allowed = limits.max_storage_buffer_binding_size.min(limits.max_buffer_size);

@@ -6,6 +6,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`options`] | what attention may be asked for: window, soft cap, scale, sinks |
+//! | [`rope`] | rotary positions: pairings, scalings, the table of turns |
 //! | [`formats`] | element formats: what one stored number is; the registry |
 //! | [`scales`] | which numbers share a scale, and how it is stored |
 //! | [`spec`] | a side (K or V) = element + scale layout + scale type; a pair = both; names |
@@ -20,8 +21,10 @@
 //! | [`cache`] | sequences of pages: plan a step, append, attend, commit |
 //! | [`capacity`] | what the cache of a model takes in memory, and what fits a budget; computed |
 //! | `checkpoint` | trained models from files: shape, tensors, tokenizer (feature `models`) |
-//! | [`model`] | the tiny transformer, one forward pass over either backend |
+//! | [`model`] | the tiny transformer and models of the Llama architecture, one forward pass over either backend |
+//! | [`analyze`] | what each format costs in the numbers of given K and V tensors |
 //! | [`drift`] | what a format costs in logits |
+//! | `generate` | text from a trained model, token by token (feature `models`) |
 //! | [`validate`] | every kernel on an adapter against the reference |
 //! | [`bench`](mod@bench) | how fast decode, append and prefill are, beside the read roof |
 //!
@@ -55,6 +58,7 @@
 //! ```
 #![deny(missing_docs, unsafe_code)]
 
+pub mod analyze;
 pub mod bench;
 pub mod cache;
 pub mod capacity;
@@ -63,6 +67,8 @@ pub mod checkpoint;
 pub mod drift;
 pub mod error;
 pub mod formats;
+#[cfg(feature = "models")]
+pub mod generate;
 pub mod gpu;
 pub mod kernels;
 pub mod model;
@@ -71,6 +77,7 @@ pub mod pages;
 pub mod reference;
 #[cfg(feature = "cli")]
 pub mod report;
+pub mod rope;
 pub mod scales;
 pub mod shader;
 pub mod spec;

@@ -790,3 +790,309 @@ fn the_tuner_keeps_what_it_found_and_other_commands_use_it() {
     assert_eq!(tuned(&[]), true);
     assert_eq!(tuned(&["--no-tuning"]), false);
 }
+
+/// A .npy file of f32 numbers.
+fn write_npy(file: &Path, shape: &str, numbers: &[f32]) {
+    let header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}\n");
+    let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
+    bytes.extend((header.len() as u16).to_le_bytes());
+    bytes.extend(header.as_bytes());
+    bytes.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
+    std::fs::write(file, bytes).unwrap();
+}
+
+#[test]
+fn analyze_measures_the_tensors_of_a_file_without_a_gpu() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("past_keys.npy");
+    // Two layers of 40 tokens, 2 heads of 8; channel 5 of layer 1 stands out.
+    let numbers: Vec<f32> = (0..2 * 40 * 16)
+        .map(|i| {
+            let x = ((i * 37) % 101) as f32 / 101.0 - 0.5;
+            if i >= 640 && i % 8 == 5 { x * 100.0 } else { x }
+        })
+        .collect();
+    write_npy(&file, "(2, 40, 2, 8)", &numbers);
+    let path = file.to_str().unwrap();
+    let [json, csv, plot] = ["rows.json", "rows.csv", "map.svg"].map(|name| path_in(folder.path(), name));
+    let output = run_without_gpu(&["analyze", path, "--json", &json, "--csv", &csv, "--plot", &plot]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(text(&output.stderr), "", "a pipe gets no progress");
+    let table = text(&output.stdout);
+    assert!(
+        table.contains("40 x 2 x 8") && table.contains("int4c has 32 of 40 tokens packed"),
+        "{table}"
+    );
+    let rows: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    let rows = rows.as_array().unwrap();
+    assert_eq!(rows.len(), 2 * 8);
+    let figure = |layer: u64, side: &str, field: &str| {
+        let row = rows
+            .iter()
+            .find(|row| row["layer"] == layer && row["side"] == side)
+            .unwrap();
+        assert_eq!(
+            (&row["which"], &row["tensor"]),
+            (&"K".into(), &"past_keys".into())
+        );
+        row[field].as_f64().unwrap()
+    };
+    assert!(figure(0, "int4", "outlier_ratio") < 1.2 && figure(1, "int4", "outlier_ratio") > 80.0);
+    // The outlier's own error counts most, and it has the same codes in both; the others are lost per token alone.
+    assert!(figure(0, "int4", "relative_l2") < 0.1 && figure(0, "int4c", "relative_l2") < 0.1);
+    assert_eq!(figure(1, "int4c", "packed_tokens"), 32.0);
+    assert_eq!(std::fs::read_to_string(&csv).unwrap().lines().count(), 1 + 16);
+    let map = std::fs::read_to_string(&plot).unwrap();
+    assert!(map.contains("relative L2 error, log scale") && map.contains("K, a row a layer"));
+
+    // Heads first: the same numbers in another order give the same figures.
+    let turned: Vec<f32> = (0..2 * 40 * 16)
+        .map(|i| {
+            let (layer, head, token, channel) = (i / 640, i / 320 % 2, i / 8 % 40, i % 8);
+            numbers[layer * 640 + token * 16 + head * 8 + channel]
+        })
+        .collect();
+    write_npy(&file, "(2, 2, 40, 8)", &turned);
+    let again = run(&["analyze", path, "--heads-first", "--json", "-"]);
+    assert_eq!(again.stdout, std::fs::read(&json).unwrap());
+}
+
+#[test]
+fn analyze_refuses_what_is_no_dump_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("k.npy");
+    let path = file.to_str().unwrap();
+    let plot = path_in(folder.path(), "map.png");
+    let refused = |arguments: &[&str], words: &[&str]| {
+        fails(&run(&[&["analyze"], arguments].concat()), 2, words);
+        assert!(!Path::new(&plot).exists(), "nothing half written");
+    };
+    let mut numbers = [0.5; 64];
+    numbers[37] = f32::NAN;
+    write_npy(&file, "(4, 2, 8)", &numbers);
+    refused(&[path, "--plot", &plot], &["tensor `k`", "NaN, at index 37"]);
+    write_npy(&file, "(8, 8)", &[0.5; 64]);
+    refused(&[path], &["tensor `k` has shape [8, 8]", "three axes"]);
+    write_npy(&file, "(4, 1, 12)", &[0.5; 48]);
+    refused(&[path], &["head_dim = 12", "multiple of 8"]);
+    write_npy(&file, "(4, 2, 8)", &[0.5; 63]);
+    refused(&[path], &["k.npy", "truncated or damaged"]);
+    write_npy(&file, "(4, 2, 8)", &[0.5; 64]);
+    refused(&[path, "--tensor", "v"], &["no tensor `v`", "it has 1: k"]);
+    refused(&[path, "--sides", "int3"], &["int3", "int4c(G)"]);
+    refused(&[path, "--plot", "map.jpg"], &["map.jpg", ".svg or .png"]);
+    refused(
+        &[&path_in(folder.path(), "k.pt")],
+        &["k.pt", "neither .safetensors nor .npy"],
+    );
+    refused(
+        &[&path_in(folder.path(), "no.npy")],
+        &["no.npy", "cannot be read"],
+    );
+    // A format that a shape has no room for is left out, and said.
+    write_npy(&file, "(4, 1, 8)", &[0.5; 32]);
+    let output = run(&["analyze", path, "--sides", "fp4,int8"]);
+    assert!(output.status.success());
+    assert!(
+        text(&output.stderr).contains("fp4 is left out of k: "),
+        "{}",
+        text(&output.stderr)
+    );
+    refused(&[path, "--sides", "fp4"], &["blocks of 16 channels"]);
+}
+
+/// A Hugging Face folder of a small model: 1 layer, 2 query heads over 1 KV head of 8, 12 words.
+fn write_model(folder: &Path) -> String {
+    let shapes = [
+        ("model.embed_tokens", vec![12_u64, 16]),
+        ("model.norm", vec![16]),
+        ("model.layers.0.input_layernorm", vec![16]),
+        ("model.layers.0.self_attn.q_proj", vec![16, 16]),
+        ("model.layers.0.self_attn.k_proj", vec![8, 16]),
+        ("model.layers.0.self_attn.v_proj", vec![8, 16]),
+        ("model.layers.0.self_attn.o_proj", vec![16, 16]),
+        ("model.layers.0.post_attention_layernorm", vec![16]),
+        ("model.layers.0.mlp.gate_proj", vec![24, 16]),
+        ("model.layers.0.mlp.up_proj", vec![24, 16]),
+        ("model.layers.0.mlp.down_proj", vec![16, 24]),
+    ];
+    let (mut header, mut bytes) = (Vec::new(), Vec::new());
+    let mut state = 7_u32;
+    for (name, shape) in shapes {
+        let begin = bytes.len();
+        for _ in 0..shape.iter().product() {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let value = (state >> 8) as f32 / (1 << 23) as f32 - 1.0;
+            bytes.extend(value.to_le_bytes());
+        }
+        let end = bytes.len();
+        header.push(format!(
+            r#""{name}.weight":{{"dtype":"F32","shape":{shape:?},"data_offsets":[{begin},{end}]}}"#
+        ));
+    }
+    let header = format!("{{{}}}", header.join(","));
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend(header.as_bytes());
+    file.extend(bytes);
+    std::fs::write(folder.join("model.safetensors"), file).unwrap();
+    let config = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 12, "hidden_size": 16,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 1, "intermediate_size": 24,
+        "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": true,
+        "hidden_act": "silu", "eos_token_id": 11}"#;
+    std::fs::write(folder.join("config.json"), config).unwrap();
+    let words: Vec<_> = (0..12)
+        .map(|i| format!(r#""{}":{i}"#, char::from(b'a' + i)))
+        .collect();
+    let tokenizer = format!(
+        r#"{{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+        "pre_tokenizer": {{"type": "Whitespace"}}, "post_processor": null, "decoder": null,
+        "model": {{"type": "WordLevel", "vocab": {{{}}}, "unk_token": "a"}}}}"#,
+        words.join(",")
+    );
+    std::fs::write(folder.join("tokenizer.json"), tokenizer).unwrap();
+    folder.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn drift_measures_a_model_from_files_and_writes_every_report() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = write_model(folder.path());
+    let ids = path_in(folder.path(), "ids.json");
+    std::fs::write(&ids, "[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1,\n 3, 5 7 9]").unwrap();
+    let [json, csv, svg] = ["a.json", "a.csv", "a.svg"].map(|name| path_in(folder.path(), name));
+    let base = [
+        "drift",
+        "--device",
+        "cpu",
+        "--model",
+        &model,
+        "--pairs",
+        "int8,int4",
+    ];
+    let files = ["--json", &json, "--csv", &csv, "--plot", &svg];
+    let output = run(&[&base[..], &["--tokens", &ids, "--per-layer"], &files].concat());
+    assert_eq!(
+        (output.status.code(), text(&output.stderr)),
+        (Some(0), String::new())
+    );
+    let table = text(&output.stdout);
+    for words in [
+        "15 tokens in one window",
+        "| f32 ",
+        "perplexity",
+        "attention error",
+        "tokens/s",
+    ] {
+        assert!(table.contains(words), "`{words}` is not in: {table}");
+    }
+    let read = |file: &str| std::fs::read_to_string(file).unwrap();
+    let report: serde_json::Value = serde_json::from_str(&read(&json)).unwrap();
+    let rows = report["rows"].as_array().unwrap();
+    assert_eq!((rows.len(), rows[2]["tokens"].as_u64()), (3, Some(15)));
+    assert_eq!(report["layers"].as_array().unwrap().len(), 2);
+    assert!(read(&csv).starts_with("pair,layer,k_error"));
+    assert!(read(&svg).contains("Error of each layer by itself"));
+    // A text through the tokenizer, cut; the table's own rows and picture.
+    let words = path_in(folder.path(), "words.txt");
+    std::fs::write(&words, "b c d e f g h i j k").unwrap();
+    let output = run(&[
+        &base[..],
+        &["--text", &words, "--limit", "8", "--k-rope", "pre"],
+        &files,
+    ]
+    .concat());
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("8 tokens in one window, prefill, keys before RoPE"));
+    assert!(read(&csv).starts_with("pair,k_rope,bits_per_number"));
+    assert!(read(&svg).contains("Centred logit drift against memory"));
+}
+
+#[test]
+fn generate_writes_text_compares_and_counts() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = write_model(folder.path());
+    let base = [
+        "generate",
+        "--device",
+        "cpu",
+        "--model",
+        &model,
+        "--max-tokens",
+        "6",
+    ];
+    let run_with = |more: &[&str]| run(&[&base[..], more].concat());
+    let plain = run_with(&["--kv", "f32", "b c d"]);
+    assert_eq!(
+        (plain.status.code(), text(&plain.stderr)),
+        (Some(0), String::new())
+    );
+    assert!(text(&plain.stdout).starts_with("b c d"));
+    let same = run_with(&["--kv", "f32", "--compare", "--stats", "b c d"]);
+    assert!(
+        text(&same.stdout).contains("f32 and f32: the same "),
+        "{}",
+        text(&same.stdout)
+    );
+    assert_eq!(text(&same.stderr).matches("prompt 3 tokens").count(), 2);
+    assert!(text(&same.stderr).contains(" bytes for "));
+    let broken = run_with(&["--kv", "int2", "--compare", "b c d e f g h"]);
+    assert!(text(&broken.stdout).contains("int2 and f32: the same "));
+    let drawn = |seed: &str| text(&run_with(&["--temperature", "3", "--seed", seed, "b c d"]).stdout);
+    assert_eq!(drawn("1"), drawn("1"));
+    assert!(["2", "3", "4"].iter().any(|seed| drawn(seed) != drawn("1")));
+}
+
+#[test]
+fn models_and_their_options_that_cannot_be_are_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = write_model(folder.path());
+    let bad = path_in(folder.path(), "bad.txt");
+    std::fs::write(&bad, "1 2 three").unwrap();
+    let drift = ["drift", "--device", "cpu", "--pairs", "int8", "--model", &model];
+    let generate = ["generate", "--device", "cpu", "--model", &model];
+    for (arguments, words) in [
+        (vec!["drift", "--text", "a.txt"], vec!["--model"]),
+        (vec!["drift", "--per-layer"], vec!["--model"]),
+        (
+            vec!["drift", "--model", "/nowhere/a.gguf"],
+            vec!["/nowhere/a.gguf"],
+        ),
+        (
+            [&drift[..], &["--tokens", &bad]].concat(),
+            vec!["bad.txt", "`three`"],
+        ),
+        (
+            [&drift[..], &["--text", "/nowhere/a.txt"]].concat(),
+            vec!["/nowhere/a.txt"],
+        ),
+        (
+            [&drift[..], &["--outlier", "8"]].concat(),
+            vec!["--outlier", "--model"],
+        ),
+        ([&drift[..], &["--limit", "1"]].concat(), vec!["--limit", "1"]),
+        (
+            [&drift[..], &["--k-rope", "half"]].concat(),
+            vec!["half", "post, pre"],
+        ),
+        (
+            [&generate[..], &["--temperature", "-1", "b"]].concat(),
+            vec!["-1", "0 or more"],
+        ),
+        ([&generate[..], &["--kv", "int3", "b"]].concat(), vec!["int3"]),
+        ([&generate[..], &[""]].concat(), vec!["an empty prompt"]),
+        (
+            [&generate[..], &["--max-tokens", "0", "b"]].concat(),
+            vec!["--max-tokens"],
+        ),
+    ] {
+        fails(&run(&arguments), 2, &words);
+    }
+    // A file that goes wrong on the way.
+    let weights = folder.path().join("model.safetensors");
+    let mut bytes = std::fs::read(&weights).unwrap();
+    let end = bytes.len();
+    bytes[end - 4..].copy_from_slice(&f32::NAN.to_le_bytes());
+    std::fs::write(&weights, bytes).unwrap();
+    let output = run(&[&generate[..], &["b"]].concat());
+    fails(&output, 2, &["down_proj", "NaN"]);
+}

@@ -6,7 +6,8 @@
 #   tools/test.sh --lib pages           the unit tests whose name contains `pages`
 #
 # Ends with `N passed, N failed` (and `, N skipped`) and fails if anything did. Formatting, lints, the build and a test
-# binary that ends without a result count as one failure each. KVPACK_ALLOW_NO_GPU=1 leaves out what needs an adapter.
+# binary that ends without a result count as one failure each, and so does a trained model that cannot be fetched
+# (tools/fetch_model.sh; KVPACK_MODEL names one that is there). KVPACK_ALLOW_NO_GPU=1 leaves out what needs an adapter.
 set -u
 # shellcheck source=tools/setup.sh
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
@@ -38,6 +39,17 @@ if [ $# = 0 ]; then
     step cargo clippy --release --all-targets -- -D warnings
     step cargo clippy --release --no-default-features --lib -- -D warnings
     RUSTDOCFLAGS="-D warnings" step cargo doc --release --no-deps
+fi
+
+# The trained model, for the tests that need it: they are skipped where KVPACK_MODEL is not set. A fetch that fails is a failure.
+if [ $# = 0 ] && [ -z "${KVPACK_MODEL:-}" ]; then
+    if KVPACK_MODEL="$(tools/fetch_model.sh)"; then
+        export KVPACK_MODEL
+    else
+        unset KVPACK_MODEL
+        printf '\n== FAILED: tools/fetch_model.sh brought no model\n'
+        broken=$((broken + 1))
+    fi
 fi
 
 log="$(mktemp)" || finish 0 $((broken + 1)) 0

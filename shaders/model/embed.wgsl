@@ -1,17 +1,16 @@
-// Token embeddings plus the embeddings of their positions. One invocation: one number of one token.
+// Rows of a table, such as token embeddings, or the part of it whose rows are here. One invocation: one channel quad.
 const WG_SIZE: u32 = 64u;
 
 struct Params {
     tokens: u32,
-    columns: u32, // d_model
-    first_position: u32, // of token 0
+    columns: u32, // a multiple of 4
+    first_row: u32, // of the part
+    rows: u32, // of the part
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> ids: array<u32>; // [token]
-@group(0) @binding(2) var<storage, read> table: array<f32>; // [id, column]
-@group(0) @binding(3) var<storage, read> positions: array<f32>; // [position, column]
-@group(0) @binding(4) var<storage, read_write> output: array<f32>; // [token, column]
+@group(0) @binding(3) var<storage, read_write> output: array<vec4<f32>>; // [token, column quad]
 
 @compute @workgroup_size(WG_SIZE)
 fn embed(
@@ -20,11 +19,12 @@ fn embed(
     @builtin(local_invocation_index) local: u32,
 ) {
     let index = (group.y * grid.x + group.x) * WG_SIZE + local;
-    if (index >= params.tokens * params.columns) {
+    let quads = params.columns / 4u;
+    if (index >= params.tokens * quads) {
         return;
     }
-    let token = index / params.columns;
-    let column = index % params.columns;
-    output[index] = table[ids[token] * params.columns + column]
-        + positions[(params.first_position + token) * params.columns + column];
+    let id = ids[index / quads];
+    if (id >= params.first_row && id - params.first_row < params.rows) {
+        output[index] = weight_quad(index % quads * params.rows + id - params.first_row);
+    }
 }

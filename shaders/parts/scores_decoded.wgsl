@@ -4,7 +4,7 @@ const K_STEP: u32 = max(2u, K_CHUNK_QUADS); // channel quads of whole words and 
 
 // q . k of every row with the slots from slot quad `slots` of a page on, without slot scales, into sh_tile from slot quad
 // `own` on. The slot quads of one invocation are a, b, c and d: registers must not be chosen by a number.
-fn score(page: u32, head: u32, slots: u32, own: u32) {
+fn score(page: u32, head: u32, slots: u32, own: u32, position: u32) {
     var scores_a: array<vec4<f32>, ROWS>;
     var scores_b: array<vec4<f32>, ROWS>;
     var scores_c: array<vec4<f32>, ROWS>;

@@ -559,6 +559,12 @@ impl Book {
             }
             let len = u64::from(sequence.len) + u64::from(new);
             tokens += u64::from(new);
+            if len > u64::from(self.spec.most_tokens()) && self.spec.key_rotation.is_some() {
+                return Err(refuse(
+                    &format!("keys are rotated for {} positions", self.spec.most_tokens()),
+                    "give CacheSpec::key_rotation more positions",
+                ));
+            }
             if len.max(tokens) > u64::from(MAX_TOKENS) {
                 return Err(refuse(
                     "a sequence or step holds at most 2^31 tokens",

@@ -367,13 +367,16 @@ impl KvCache {
         if let TensorScales::Given(given) = &spec.tensor_scales {
             scales[..given.len()].copy_from_slice(given);
         }
+        if let Some(table) = &spec.key_rotation {
+            scales.extend(&table.turns);
+        }
         let numbers = layers as u64 * 2 * 4;
         Ok(KvCache {
             amax: Default::default(),
             tensor_scale: TensorScale::plan(gpu, Element::E4m3)?,
             largest: gpu.zeros("largest magnitudes", numbers)?,
             observed: gpu.zeros("observed magnitudes", numbers)?,
-            tensor_scales: gpu.upload("per-tensor scales", &scales)?,
+            tensor_scales: gpu.upload("per-tensor scales", scales.as_flattened())?,
             status: gpu.zeros("append status", 8)?,
             gpu: gpu.clone(),
             layers: vec![LayerPools::default(); layers],
@@ -574,7 +577,9 @@ impl KvCache {
         let (k, v) = (geometry.page(K, kind.k_waits), geometry.page(V, kind.v_waits));
         built(&self.classes[class].attention[q as usize][kind.index()], || {
             let variant = self.variant(class, kind)?;
-            AttentionSplit::plan(&self.gpu, &k, &v, self.book.spec().q_heads, variant, q)
+            let spec = self.book.spec();
+            let pairing = spec.key_rotation.as_ref().map(|table| table.pairing);
+            AttentionSplit::plan_turning(&self.gpu, &k, &v, spec.q_heads, variant, (q, pairing))
         })
     }
 

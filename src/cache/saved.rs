@@ -60,15 +60,25 @@ fn ends_layer(field: usize) -> bool {
 const FIELDS: usize = 6;
 const LAYER_FIELDS: usize = 8;
 
-/// Refuses to save where scales may change under the bytes.
+/// Refuses to save where scales may change under the bytes, or keys are not what the bytes say.
 pub(super) fn check(spec: &CacheSpec) -> Result<()> {
-    if !spec.scales_from_rows() {
+    let (reason, advice) = if spec.scales_from_rows() {
+        (
+            "its per-tensor scales come from the rows of one step",
+            "use calibrated scales",
+        )
+    } else if spec.key_rotation.is_some() {
+        (
+            "its keys are stored before rotation, which the bytes do not say",
+            "store rotated keys",
+        )
+    } else {
         return Ok(());
-    }
+    };
     Err(Error::Usage {
         asked: "to save or restore a sequence".to_owned(),
-        reason: "its per-tensor scales come from the rows of one step".to_owned(),
-        advice: "use calibrated scales".to_owned(),
+        reason: reason.to_owned(),
+        advice: advice.to_owned(),
     })
 }
 

@@ -4,6 +4,7 @@
 use super::pool::PoolId;
 use crate::error::{Error, Result};
 use crate::pages::{PageLayout, heads_ratio};
+use crate::rope::RopeTable;
 use crate::scales::{GIVEN_SCALE, ScaleLayout};
 use crate::spec::{Pair, Side};
 
@@ -95,6 +96,9 @@ pub struct CacheSpec {
     /// Per-tensor scales, an entry for every layer; those of sides without such scales may be any numbers. `Given` and empty
     /// where no side has one.
     pub tensor_scales: TensorScales,
+    /// For keys that are stored before RoPE: the turns by which attention rotates them as it reads them. A sequence is then
+    /// no longer than the table, and cannot be saved. None: keys are stored as they come, which is how engines store them.
+    pub key_rotation: Option<RopeTable>,
 }
 
 /// Layers that are stored alike: they share page tables and plans.
@@ -324,6 +328,7 @@ impl CacheSpec {
             budget,
             growth: budget / 4,
             tensor_scales: TensorScales::Given(Vec::new()),
+            key_rotation: None,
         }
     }
 
@@ -370,6 +375,12 @@ impl CacheSpec {
         heads_ratio(self.q_heads, self.kv_heads.max(1))?;
         if let TensorScales::Given(scales) = &self.tensor_scales {
             self.check_scales(scales)?;
+        }
+        if let Some(table) = &self.key_rotation
+            && (table.head_dim != self.k_head_dim || table.turns.is_empty())
+        {
+            let limit = format!("keys have {} channels", self.k_head_dim);
+            return shape("channels of the key rotation", u64::from(table.head_dim), &limit);
         }
         let mut classes: Vec<Class> = Vec::new();
         let mut class_of = Vec::new();
@@ -465,6 +476,12 @@ impl CacheSpec {
             }
         }
         Ok(())
+    }
+
+    /// The most tokens of a sequence.
+    pub(super) fn most_tokens(&self) -> u32 {
+        let turns = self.key_rotation.as_ref().map(RopeTable::positions);
+        turns.unwrap_or(MAX_TOKENS).min(MAX_TOKENS)
     }
 
     /// Whether a side's per-tensor scale changes with each step.

@@ -373,6 +373,7 @@ impl Step<'_> {
                         k_pages: cache.buffer(layer, K, kind.k_waits, buffers[K])?,
                         v_pages: cache.buffer(layer, V, kind.v_waits, buffers[V])?,
                         tensor_scales: &cache.tensor_scales,
+                        k_turns: cache.layers.len() as u32 * 2,
                         partial_o: &partials.o,
                         partial_ml: &partials.ml,
                     };

@@ -74,16 +74,30 @@ impl Config {
         Ok(config)
     }
 
-    fn refuse(&self, reason: String) -> Error {
+    /// Whether the fields are those of the text part of a model of text and more.
+    #[cfg(feature = "models")]
+    pub(crate) fn is_nested(&self) -> bool {
+        !self.prefix.is_empty()
+    }
+
+    /// A field of any type; none where it is absent or null.
+    #[cfg(feature = "models")]
+    pub(crate) fn value(&self, field: &str) -> Option<&Value> {
+        self.fields.get(field).filter(|value| !value.is_null())
+    }
+
+    /// An error about this file.
+    pub(crate) fn refuse(&self, reason: String) -> Error {
         Error::Usage {
             asked: format!("configuration `{}`", self.file.display()),
             reason,
-            advice: "name the config.json of a model, or give its shape by options".to_owned(),
+            advice: "name the config.json of a model; `kvpack plan` also takes its shape by options"
+                .to_owned(),
         }
     }
 
     /// A field; none where it is absent or null.
-    fn number(&self, field: &str) -> Result<Option<u32>> {
+    pub(crate) fn number(&self, field: &str) -> Result<Option<u32>> {
         let value = match self.fields.get(field) {
             None | Some(Value::Null) => return Ok(None),
             Some(value) => value,
@@ -104,7 +118,7 @@ impl Config {
     }
 
     /// Channels of a head: given, or the share of a head in a row of the model.
-    fn head_dim(&self) -> Result<Option<u32>> {
+    pub(crate) fn head_dim(&self) -> Result<Option<u32>> {
         if let Some(head_dim) = self.number("head_dim")? {
             return Ok(Some(head_dim));
         }

@@ -1,7 +1,7 @@
 //! Capacity: what the cache of a model takes in memory by format, and what fits a budget. Computed from the page
 //! geometries that a real cache has; no model is read and no GPU asked.
 
-#[cfg(feature = "cli")]
+#[cfg(any(feature = "cli", feature = "models"))]
 pub mod config;
 
 use crate::cache::{CacheSpec, Geometry, LayerSpec, MAX_LAYERS, MAX_SEQUENCES, MAX_TOKENS, TensorScales};

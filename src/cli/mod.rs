@@ -1,9 +1,12 @@
 //! The command: arguments in, the library's answers out. One file per subcommand.
 
+mod analyze;
 mod bench;
 mod device;
 mod drift;
+mod generate;
 mod info;
+mod model;
 mod output;
 mod plan;
 mod tune;
@@ -27,6 +30,10 @@ struct Cli {
 enum Command {
     /// Measure what each cache format costs in the logits of a live transformer, and what it saves
     Drift(drift::Args),
+    /// Write text with a trained model whose KV cache has the format that you name
+    Generate(generate::Args),
+    /// Measure what each cache format costs in the numbers of K and V tensors from a file; no model and no GPU is needed
+    Analyze(analyze::Args),
     /// Time decode, append and prefill with each cache format, beside f16 and what plain reads reach
     Bench(bench::Args),
     /// List the GPU adapters with their drivers, limits and features
@@ -75,6 +82,8 @@ impl fmt::Display for Failure {
 pub fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Drift(args) => args.run(),
+        Command::Generate(args) => args.run(),
+        Command::Analyze(args) => args.run(),
         Command::Bench(args) => args.run(),
         Command::Info(args) => args.run(),
         Command::Plan(args) => args.run(),

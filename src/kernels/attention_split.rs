@@ -32,6 +32,7 @@ use crate::error::{Error, Result};
 use crate::gpu::{Access, Binding, Gpu, Kernel, binding, fold};
 use crate::options::AttentionOptions;
 use crate::pages::{PageLayout, heads_ratio};
+use crate::rope::RopePairing;
 use crate::shader::Composer;
 use crate::variant::{Arithmetic, Reduction, Variant};
 
@@ -61,6 +62,8 @@ pub struct Params {
     pub q_row: u32,
     /// Channel quads from a query head to the next.
     pub q_head: u32,
+    /// Place of the first turn of keys among the per-tensor scales.
+    pub k_turns: u32,
 }
 
 /// Group 0.
@@ -84,6 +87,7 @@ pub const LISTED: Listed = Listed {
 };
 
 const SCORES_DECODED: &str = include_str!("../../shaders/parts/scores_decoded.wgsl");
+const SCORES_TURNED: &str = include_str!("../../shaders/parts/scores_turned.wgsl");
 const LARGEST_QUERY: &str = include_str!("../../shaders/parts/largest_query.wgsl");
 
 /// The buffers of one dispatch.
@@ -101,8 +105,10 @@ pub struct Buffers<'a> {
     pub k_pages: &'a wgpu::Buffer,
     /// V pool.
     pub v_pages: &'a wgpu::Buffer,
-    /// f32 per-tensor scales.
+    /// f32 per-tensor scales; behind them the turns of keys that are stored before RoPE.
     pub tensor_scales: &'a wgpu::Buffer,
+    /// Place of the first turn.
+    pub k_turns: u32,
     /// Weighted sums.
     pub partial_o: &'a wgpu::Buffer,
     /// (m, l) of each partial.
@@ -120,6 +126,28 @@ pub struct AttentionSplit {
 
 /// Parts and constants for `ratio` query heads a KV head and queries of type `q`.
 pub fn composer(k: &PageLayout, v: &PageLayout, ratio: u32, variant: Variant, q: FloatType) -> Composer {
+    composed([k, v], ratio, variant, q, None)
+}
+
+/// The same for keys that are stored before RoPE: they are turned as they are read, in f32 whatever the variant says.
+pub fn turning_composer(
+    k: &PageLayout,
+    v: &PageLayout,
+    ratio: u32,
+    variant: Variant,
+    q: FloatType,
+    pairing: RopePairing,
+) -> Composer {
+    composed([k, v], ratio, variant, q, Some(pairing))
+}
+
+fn composed(
+    [k, v]: [&PageLayout; 2],
+    ratio: u32,
+    variant: Variant,
+    q: FloatType,
+    pairing: Option<RopePairing>,
+) -> Composer {
     let mut composer = Composer::new(LISTED.name, LISTED.wgsl);
     composer
         .reads_side("k", k)
@@ -140,12 +168,14 @@ pub fn composer(k: &PageLayout, v: &PageLayout, ratio: u32, variant: Variant, q:
             include_str!("../../shaders/parts/reduce_subgroup.wgsl"),
         ),
     };
+    let numbers_f32 = include_str!("../../shaders/parts/numbers_f32.wgsl");
     match variant.arithmetic.for_side(k.side) {
+        _ if pairing.is_some() => composer
+            .part("parts/numbers_f32", numbers_f32)
+            .part("parts/scores_turned", SCORES_TURNED)
+            .set("K_HALVES", pairing == Some(RopePairing::Halves)),
         Arithmetic::F32 => composer
-            .part(
-                "parts/numbers_f32",
-                include_str!("../../shaders/parts/numbers_f32.wgsl"),
-            )
+            .part("parts/numbers_f32", numbers_f32)
             .part("parts/scores_decoded", SCORES_DECODED),
         Arithmetic::F16 => composer
             .part(
@@ -186,6 +216,21 @@ impl AttentionSplit {
         variant: Variant,
         q: FloatType,
     ) -> Result<AttentionSplit> {
+        AttentionSplit::plan_turning(gpu, k, v, q_heads, variant, (q, None))
+    }
+
+    /// The same, for keys that are turned as they are read where a pairing is given.
+    ///
+    /// # Errors
+    /// As [`AttentionSplit::plan`].
+    pub fn plan_turning(
+        gpu: &Gpu,
+        k: &PageLayout,
+        v: &PageLayout,
+        q_heads: u32,
+        variant: Variant,
+        (q, pairing): (FloatType, Option<RopePairing>),
+    ) -> Result<AttentionSplit> {
         let ratio = heads_ratio(q_heads, k.heads)?;
         variant.check([k, v])?;
         if k.tokens != v.tokens || k.heads != v.heads {
@@ -199,7 +244,11 @@ impl AttentionSplit {
                 advice: "use one page length and one number of KV heads for both sides".to_owned(),
             });
         }
-        let kernel = gpu.kernel(LISTED.name, BINDINGS, &composer(k, v, ratio, variant, q))?;
+        let kernel = gpu.kernel(
+            LISTED.name,
+            BINDINGS,
+            &composed([k, v], ratio, variant, q, pairing),
+        )?;
         Ok(AttentionSplit {
             kernel,
             columns: k.heads * ratio.div_ceil(variant.head_tile),
@@ -240,6 +289,7 @@ impl AttentionSplit {
             q_offset,
             q_row,
             q_head,
+            k_turns: buffers.k_turns,
         });
         let b = buffers;
         let bound = [

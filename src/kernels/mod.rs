@@ -14,6 +14,7 @@ pub mod tensor_scale;
 use crate::formats::Element;
 use crate::gpu::{Binding, fold};
 use crate::pages::PageLayout;
+use crate::rope::RopePairing;
 use crate::scales::{SCALE_TYPES, ScaleType};
 use crate::shader::Composer;
 use crate::spec::Side;
@@ -382,6 +383,15 @@ pub fn catalogue(kv_heads: u32, head_dim: u32, ratio: u32, tokens: u32) -> Resul
             format!("attention_split {}", page.side),
             attention_split::composer(&page, &page, ratio, variant, FloatType::F32),
         );
+    }
+    for page in pages(named.clone())? {
+        for pairing in [RopePairing::Halves, RopePairing::Neighbours] {
+            let variant = Variant::new([&page, &page], ratio, true, false);
+            add(
+                format!("attention_split {} keys turned by {pairing:?}", page.side),
+                attention_split::turning_composer(&page, &page, ratio, variant, FloatType::F32, pairing),
+            );
+        }
     }
     for page in pages(named)? {
         let variant = Variant::new([&page, &page], ratio, false, false);

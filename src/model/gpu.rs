@@ -1,55 +1,65 @@
-//! The model on the GPU, in f32: from token ids to logits without a read-back in between.
+//! A model on the GPU, in f32: from token ids to logits without a read-back in between.
 
-use super::kernels::{EmbedParams, MatmulParams, ModelKernels, NormParams};
-use super::{Backend, Config, EPSILON, Matrix, Model, Weights, forward};
+use std::sync::Arc;
+
+use super::kernels::{EmbedParams, MatmulParams, NormParams, RopeParams};
+use super::scratch::{Scratch, Tensor};
+use super::weights::{GpuWeights, Weight};
+use super::{Backend, LayerRows, Model, Trace, forward};
 use crate::cache::{CacheSpec, KvCache, SequenceId, Step};
 use crate::error::Result;
 use crate::gpu::Gpu;
 use crate::options::AttentionOptions;
+use crate::rope::RopePairing;
 
-/// A tensor in a buffer of f32, `[row][column]`.
-#[derive(Debug)]
-struct Tensor {
-    rows: u32,
-    columns: u32,
-    buffer: wgpu::Buffer,
-}
-
-/// The model with a cache.
+/// A model with a cache. The cache's spec says whether keys are stored before or after rotation.
 #[derive(Debug)]
 pub struct GpuModel {
-    gpu: Gpu,
-    config: Config,
-    weights: Weights<Tensor>,
-    kernels: ModelKernels,
+    model: Arc<GpuWeights>,
     cache: KvCache,
+    /// `[position][frequency]` (cos, sin).
+    turns: Option<wgpu::Buffer>,
+    scratch: Scratch,
     calibrates: bool,
 }
 
 impl GpuModel {
-    /// The model with an empty cache. Where `calibrates` is set, the largest magnitudes of all rows that enter the
-    /// cache are kept for [`KvCache::calibrated`].
+    /// A model in memory, uploaded, with an empty cache. Where `calibrates` is set, the largest magnitudes of all rows that
+    /// enter the cache are kept for [`KvCache::calibrated`].
+    ///
+    /// # Errors
+    /// As [`GpuWeights::of`] and [`KvCache::new`].
+    pub fn new(gpu: &Gpu, model: &Model, spec: CacheSpec, calibrates: bool) -> Result<GpuModel> {
+        GpuModel::on(&Arc::new(GpuWeights::of(gpu, model)?), spec, calibrates)
+    }
+
+    /// As [`GpuModel::new`] on weights that are there already.
     ///
     /// # Errors
     /// As [`KvCache::new`].
-    pub fn new(gpu: &Gpu, model: &Model, spec: CacheSpec, calibrates: bool) -> Result<GpuModel> {
-        let weights = model.weights.map(|m: &Matrix| {
-            let values: Vec<f32> = m.values.iter().map(|&v| v as f32).collect();
-            Ok(Tensor {
-                rows: m.rows,
-                columns: m.columns,
-                buffer: gpu.upload("weights", &values)?,
-            })
-        })?;
-        let (kernels, cache) = (ModelKernels::plan(gpu)?, KvCache::new(gpu, spec)?);
+    pub fn on(model: &Arc<GpuWeights>, spec: CacheSpec, calibrates: bool) -> Result<GpuModel> {
+        let cache = KvCache::new(&model.gpu, spec)?;
+        let config = &model.config;
+        let turns = config.rope.as_ref().map(|rope| {
+            let book = cache.book();
+            let tokens = u64::from(book.spec().pages(book.geometry())?) * u64::from(book.spec().page_tokens);
+            let positions = u64::from(config.positions).min(tokens) as u32;
+            model
+                .gpu
+                .upload("rotations", &rope.table(config.head_dim, positions).turns)
+        });
         Ok(GpuModel {
-            gpu: gpu.clone(),
-            config: model.config,
-            weights,
-            kernels,
+            turns: turns.transpose()?,
+            model: model.clone(),
             cache,
+            scratch: Scratch::default(),
             calibrates,
         })
+    }
+
+    /// The device.
+    pub fn gpu(&self) -> &Gpu {
+        &self.model.gpu
     }
 
     /// The cache.
@@ -70,162 +80,271 @@ impl GpuModel {
         self.cache.free(id)
     }
 
-    /// Appends tokens to a sequence: their logits, `[token][vocabulary]`. One submission; only the logits come back.
+    /// Appends tokens to a sequence: their logits, `[token][vocabulary]`. A submission a block; only the logits come back.
     ///
     /// # Errors
-    /// As [`KvCache::step`]; [`crate::Error::Shape`] for ids or positions that the model lacks; [`crate::Error::Device`]
-    /// where the device fails.
+    /// As [`KvCache::step`]; [`crate::Error::Shape`] for ids or positions that the model lacks; [`crate::Error::Limit`] for
+    /// logits beyond one binding; [`crate::Error::Device`] where the device fails.
     pub fn logits(&mut self, id: SequenceId, ids: &[u32]) -> Result<Vec<f64>> {
+        self.run(id, ids, None)
+    }
+
+    /// As [`GpuModel::logits`]; `trace` is told of each layer's rows.
+    ///
+    /// # Errors
+    /// As [`GpuModel::logits`], and those of `trace`.
+    pub fn logits_traced(&mut self, id: SequenceId, ids: &[u32], trace: Trace<'_>) -> Result<Vec<f64>> {
+        self.run(id, ids, Some(trace))
+    }
+
+    fn run(&mut self, id: SequenceId, ids: &[u32], trace: Option<Trace<'_>>) -> Result<Vec<f64>> {
         let first_position = self.cache.book().len(id)?;
-        self.config.check(ids, first_position)?;
-        let GpuModel {
-            gpu,
-            config,
-            weights,
-            kernels,
-            cache,
-            calibrates,
-        } = self;
-        let step = cache.step(&[(id, ids.len() as u32)])?;
-        let logits = gpu.submit("the forward pass", |encoder| {
-            let mut run = Run {
-                gpu,
-                config: *config,
-                kernels,
-                step: &step,
-                encoder,
-                calibrates: *calibrates,
-            };
-            forward(&mut run, weights, ids, first_position)
-        })?;
-        let values: Vec<f32> = gpu.read("logits", &logits.buffer, (logits.rows * logits.columns) as usize)?;
+        let model = &*self.model;
+        let gpu = &model.gpu;
+        model.config.check(ids, first_position)?;
+        let keys_turn = self.cache.book().spec().key_rotation.is_none();
+        let step = self.cache.step(&[(id, ids.len() as u32)])?;
+        let mut run = Run {
+            model,
+            turns: self.turns.as_ref(),
+            keys_turn,
+            first_position,
+            step: &step,
+            scratch: &self.scratch,
+            encoder: None,
+            calibrates: self.calibrates,
+            traced: trace.is_some().then(Vec::new),
+        };
+        let logits = gpu.checked("the forward pass", || {
+            let logits = forward(&mut run, &model.weights, ids, first_position)?;
+            run.block_done()?;
+            Ok(logits)
+        })??;
+        let traced = run.traced.take();
+        let values: Vec<f32> = gpu.read("logits", &logits.buffer, logits.numbers() as usize)?;
+        if let (Some(trace), Some(traced)) = (trace, traced) {
+            for (layer, rows) in (0..).zip(traced) {
+                let read = |t: &Tensor| gpu.read::<f32>("rows", &t.buffer, t.numbers() as usize);
+                trace(LayerRows {
+                    layer,
+                    q: read(&rows.q)?,
+                    k_before_rope: read(&rows.k_before_rope)?,
+                    k: read(rows.k.as_ref().unwrap_or(&rows.k_before_rope))?,
+                    v: read(&rows.v)?,
+                    output: read(&rows.output)?,
+                })?;
+            }
+        }
         step.commit()?;
+        drop(logits);
+        self.scratch.keep_for(ids.len() as u32);
         Ok(values.into_iter().map(f64::from).collect())
     }
 }
 
+/// Tensors of a layer that a trace waits for.
+#[derive(Debug)]
+struct Traced {
+    q: Tensor,
+    k_before_rope: Tensor,
+    k: Option<Tensor>,
+    v: Tensor,
+    output: Tensor,
+}
+
 struct Run<'a> {
-    gpu: &'a Gpu,
-    config: Config,
-    kernels: &'a ModelKernels,
+    model: &'a GpuWeights,
+    turns: Option<&'a wgpu::Buffer>,
+    /// Whether keys are rotated before they enter the cache.
+    keys_turn: bool,
+    first_position: u32,
     step: &'a Step<'a>,
-    encoder: &'a mut wgpu::CommandEncoder,
+    scratch: &'a Scratch,
+    /// Commands since the last submission.
+    encoder: Option<wgpu::CommandEncoder>,
     calibrates: bool,
+    traced: Option<Vec<Traced>>,
 }
 
 impl Run<'_> {
     fn tensor(&self, rows: u32, columns: u32) -> Result<Tensor> {
-        let buffer = self
-            .gpu
-            .zeros("activations", u64::from(rows) * u64::from(columns) * 4)?;
-        Ok(Tensor {
-            rows,
-            columns,
-            buffer,
-        })
+        self.scratch.tensor(&self.model.gpu, rows, columns)
     }
 
-    fn product(&mut self, x: &Tensor, weight: &Tensor, columns: u32, transposed: bool) -> Result<Tensor> {
-        let output = self.tensor(x.rows, columns)?;
-        let params = MatmulParams {
-            rows: x.rows,
-            inner: x.columns,
-            columns,
+    fn encoder(&mut self) -> &mut wgpu::CommandEncoder {
+        let device = self.model.gpu.device();
+        self.encoder
+            .get_or_insert_with(|| device.create_command_encoder(&Default::default()))
+    }
+
+    fn rotated(&mut self, x: &Tensor, heads: u32) -> Result<Option<Tensor>> {
+        let (model, config) = (self.model, &self.model.config);
+        let (Some(rope), Some(turns)) = (&config.rope, self.turns) else {
+            return Ok(None);
         };
-        let buffers = [&x.buffer, &weight.buffer, &output.buffer];
-        self.kernels.matmul(
-            self.gpu,
-            &mut self.encoder.begin_compute_pass(&Default::default()),
-            buffers,
-            params,
-            transposed,
-        )?;
-        Ok(output)
+        let output = self.tensor(x.rows, x.columns)?;
+        let params = RopeParams {
+            tokens: x.rows,
+            heads,
+            head_dim: config.head_dim,
+            first_position: self.first_position,
+            halves: u32::from(rope.pairing == RopePairing::Halves),
+        };
+        let buffers = [&x.buffer, turns, &output.buffer];
+        let mut pass = self.encoder().begin_compute_pass(&Default::default());
+        model.kernels.rope(&model.gpu, &mut pass, buffers, params)?;
+        drop(pass);
+        Ok(Some(output))
     }
 }
 
 impl Backend for Run<'_> {
     type Tensor = Tensor;
+    type Weight = Weight;
 
-    fn embed(&mut self, ids: &[u32], first_position: u32, weights: &Weights<Tensor>) -> Result<Tensor> {
-        let output = self.tensor(ids.len() as u32, self.config.d_model)?;
-        let params = EmbedParams {
-            tokens: output.rows,
-            columns: output.columns,
-            first_position,
-        };
-        let ids = self.gpu.upload("token ids", ids)?;
-        let buffers = [
-            &ids,
-            &weights.embedding.buffer,
-            &weights.positions.buffer,
-            &output.buffer,
-        ];
-        self.kernels.embed(
-            self.gpu,
-            &mut self.encoder.begin_compute_pass(&Default::default()),
-            buffers,
-            params,
-        )?;
+    fn embed(&mut self, ids: &[u32], table: &Weight) -> Result<Tensor> {
+        let model = self.model;
+        let output = self.tensor(ids.len() as u32, table.columns)?;
+        let ids = model.gpu.upload("token ids", ids)?;
+        for part in &table.parts {
+            let params = EmbedParams {
+                tokens: output.rows,
+                columns: output.columns,
+                first_row: part.first,
+                rows: part.rows,
+            };
+            let buffers = [&ids, &part.buffer, &output.buffer];
+            let mut pass = self.encoder().begin_compute_pass(&Default::default());
+            model
+                .kernels
+                .embed(&model.gpu, &mut pass, buffers, params, table.float)?;
+        }
         Ok(output)
     }
 
-    fn norm(&mut self, x: &Tensor) -> Result<Tensor> {
+    fn norm(&mut self, x: &Tensor, gain: Option<&Weight>) -> Result<Tensor> {
+        let model = self.model;
         let output = self.tensor(x.rows, x.columns)?;
         let params = NormParams {
             rows: x.rows,
             columns: x.columns,
-            epsilon: EPSILON as f32,
+            epsilon: model.config.epsilon as f32,
         };
-        self.kernels.norm(
-            self.gpu,
-            &mut self.encoder.begin_compute_pass(&Default::default()),
-            [&x.buffer, &output.buffer],
-            params,
-        )?;
+        let gain = gain.and_then(|gain| gain.parts.first()).map(|part| &part.buffer);
+        let mut pass = self.encoder().begin_compute_pass(&Default::default());
+        match gain {
+            Some(gain) => {
+                let buffers = [&x.buffer, gain, &output.buffer];
+                model.kernels.rms_norm(&model.gpu, &mut pass, buffers, params)?;
+            }
+            None => model
+                .kernels
+                .norm(&model.gpu, &mut pass, [&x.buffer, &output.buffer], params)?,
+        }
+        drop(pass);
         Ok(output)
     }
 
-    fn matmul(&mut self, x: &Tensor, weight: &Tensor) -> Result<Tensor> {
-        self.product(x, weight, weight.columns, false)
+    fn matmul(&mut self, x: &Tensor, weight: &Weight) -> Result<Tensor> {
+        let model = self.model;
+        let output = self.tensor(x.rows, weight.rows)?;
+        for part in &weight.parts {
+            let params = MatmulParams {
+                rows: x.rows,
+                inner: x.columns,
+                columns: part.rows,
+                first_column: part.first,
+                output_columns: weight.rows,
+            };
+            let buffers = [&x.buffer, &part.buffer, &output.buffer];
+            let mut pass = self.encoder().begin_compute_pass(&Default::default());
+            model
+                .kernels
+                .product(&model.gpu, &mut pass, buffers, params, weight.float)?;
+        }
+        Ok(output)
     }
 
-    fn matmul_transposed(&mut self, x: &Tensor, weight: &Tensor) -> Result<Tensor> {
-        self.product(x, weight, weight.rows, true)
-    }
-
-    fn activation(&mut self, x: &Tensor) -> Result<Tensor> {
+    fn gelu(&mut self, x: &Tensor) -> Result<Tensor> {
+        let model = self.model;
         let output = self.tensor(x.rows, x.columns)?;
-        self.kernels.activation(
-            self.gpu,
-            &mut self.encoder.begin_compute_pass(&Default::default()),
-            [&x.buffer, &output.buffer],
-            x.rows * x.columns,
-        )?;
+        let buffers = [&x.buffer, &output.buffer];
+        let mut pass = self.encoder().begin_compute_pass(&Default::default());
+        model
+            .kernels
+            .activation(&model.gpu, &mut pass, buffers, x.numbers())?;
+        drop(pass);
+        Ok(output)
+    }
+
+    fn swiglu(&mut self, gate: &Tensor, up: &Tensor) -> Result<Tensor> {
+        let model = self.model;
+        let output = self.tensor(up.rows, up.columns)?;
+        let buffers = [&gate.buffer, &up.buffer, &output.buffer];
+        let mut pass = self.encoder().begin_compute_pass(&Default::default());
+        model
+            .kernels
+            .swiglu(&model.gpu, &mut pass, buffers, up.numbers())?;
+        drop(pass);
         Ok(output)
     }
 
     fn residual(&mut self, x: &Tensor, y: &Tensor) -> Result<Tensor> {
+        let model = self.model;
         let output = self.tensor(x.rows, x.columns)?;
         let buffers = [&x.buffer, &y.buffer, &output.buffer];
-        self.kernels.residual(
-            self.gpu,
-            &mut self.encoder.begin_compute_pass(&Default::default()),
-            buffers,
-            x.rows * x.columns,
-        )?;
+        let mut pass = self.encoder().begin_compute_pass(&Default::default());
+        model
+            .kernels
+            .residual(&model.gpu, &mut pass, buffers, x.numbers())?;
+        drop(pass);
         Ok(output)
     }
 
-    fn attention(&mut self, layer: u32, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
+    fn attention(&mut self, layer: u32, q: Tensor, k: Tensor, v: Tensor) -> Result<Tensor> {
+        let config = &self.model.config;
+        let q = self.rotated(&q, config.q_heads)?.unwrap_or(q);
+        let turned = match self.keys_turn {
+            true => self.rotated(&k, config.kv_heads)?,
+            false => None,
+        };
+        let stored = &turned.as_ref().unwrap_or(&k).buffer;
         let output = self.tensor(q.rows, q.columns)?;
-        if self.calibrates {
-            self.step.calibrate(self.encoder, layer, &k.buffer, &v.buffer)?;
+        let (step, calibrates) = (self.step, self.calibrates);
+        let encoder = self.encoder();
+        if calibrates {
+            step.calibrate(encoder, layer, stored, &v.buffer)?;
         }
-        self.step.append(self.encoder, layer, &k.buffer, &v.buffer)?;
+        step.append(encoder, layer, stored, &v.buffer)?;
         let options = AttentionOptions::default();
-        self.step
-            .attend(self.encoder, layer, &q.buffer, &output.buffer, &options)?;
-        Ok(output)
+        step.attend(encoder, layer, &q.buffer, &output.buffer, &options)?;
+        let Some(traced) = &mut self.traced else {
+            return Ok(output);
+        };
+        // The trace keeps its tensors until the logits are there; the pass goes on with a copy.
+        let copy = self
+            .scratch
+            .tensor(&self.model.gpu, output.rows, output.columns)?;
+        traced.push(Traced {
+            q,
+            k_before_rope: k,
+            k: turned,
+            v,
+            output,
+        });
+        if let Some(rows) = self.traced.as_ref().and_then(|traced| traced.last()) {
+            let (from, bytes) = (rows.output.buffer.clone(), copy.buffer.size());
+            self.encoder()
+                .copy_buffer_to_buffer(&from, 0, &copy.buffer, 0, bytes);
+        }
+        Ok(copy)
+    }
+
+    /// Submits: no submission is longer than a block, since some drivers give up on long ones.
+    fn block_done(&mut self) -> Result<()> {
+        if let Some(encoder) = self.encoder.take() {
+            self.model.gpu.queue().submit([encoder.finish()]);
+        }
+        Ok(())
     }
 }

@@ -1,6 +1,6 @@
 //! The tiny model of the published table, generated from its recipe: no weight file.
 
-use super::{Block, Config, Matrix, Model, Weights};
+use super::{Block, Config, EPSILON, Matrix, Model, Norm, Weights};
 use crate::error::{Error, Result};
 
 /// Its 64 characters; '-' occurs twice and encodes to its first place.
@@ -19,10 +19,14 @@ const CONFIG: Config = Config {
     vocabulary: 64,
     positions: 32,
     d_model: 16,
-    heads: 2,
+    q_heads: 2,
+    kv_heads: 2,
     head_dim: 8,
     blocks: 2,
     d_ff: 32,
+    norm: Norm::Layer,
+    epsilon: EPSILON,
+    rope: None,
 };
 
 /// Text to token ids.
@@ -73,29 +77,40 @@ impl Mulberry32 {
         }
     }
 
-    fn linear(&mut self, rows: u32, columns: u32) -> Matrix {
-        self.matrix(rows, columns, 1.0 / f64::from(rows).sqrt())
+    /// A projection `[out][in]`. The recipe draws it `[in][out]`.
+    fn linear(&mut self, inputs: u32, outputs: u32) -> Matrix {
+        let drawn = self.matrix(inputs, outputs, 1.0 / f64::from(inputs).sqrt());
+        let at = |output: u32, input: u32| drawn.values[(input * outputs + output) as usize];
+        let values = (0..outputs).flat_map(|o| (0..inputs).map(move |i| at(o, i)));
+        Matrix {
+            rows: outputs,
+            columns: inputs,
+            values: values.collect(),
+        }
     }
 }
 
 /// The tiny model, seed 42. Channel 3 of each head of K is multiplied by `outlier` and that of q divided by it, in
 /// every block: attention is unchanged without quantisation.
 pub fn tiny(outlier: f64) -> Model {
-    let c = CONFIG;
+    let c = &CONFIG;
     let mut random = Mulberry32(42);
     let embedding = random.matrix(c.vocabulary, c.d_model, 1.0);
     let blocks = (0..c.blocks)
         .map(|_| {
             let mut block = Block {
+                attention_gain: None,
                 q: random.linear(c.d_model, c.d_model),
                 k: random.linear(c.d_model, c.d_model),
                 v: random.linear(c.d_model, c.d_model),
                 o: random.linear(c.d_model, c.d_model),
+                feed_forward_gain: None,
+                gate: None,
                 up: random.linear(c.d_model, c.d_ff),
                 down: random.linear(c.d_ff, c.d_model),
             };
             for i in 0..block.q.values.len() {
-                if i as u32 % c.head_dim == 3 {
+                if i as u32 / c.d_model % c.head_dim == 3 {
                     block.q.values[i] /= outlier;
                     block.k.values[i] *= outlier;
                 }
@@ -116,11 +131,13 @@ pub fn tiny(outlier: f64) -> Model {
         values: positions,
     };
     Model {
-        config: c,
+        config: CONFIG,
         weights: Weights {
             embedding,
-            positions,
+            positions: Some(positions),
             blocks,
+            gain: None,
+            head: None,
         },
     }
 }

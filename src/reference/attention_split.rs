@@ -1,5 +1,6 @@
 use crate::options::AttentionOptions;
 use crate::pages::PageLayout;
+use crate::rope::RopeTable;
 use crate::work::{TableEntry, WorkItem};
 
 /// What attention knows besides its work lists.
@@ -17,6 +18,8 @@ pub struct AttentionShape<'a> {
     pub k_tensor_scale: f32,
     /// Per-tensor scale of V, where there is one.
     pub v_tensor_scale: f32,
+    /// For keys that are stored before RoPE: their turns.
+    pub key_rotation: Option<&'a RopeTable>,
 }
 
 /// Partials of attention: `[partial]` largest score and sum of exp(score - largest), `[partial][channel]` weighted sum.
@@ -70,7 +73,12 @@ pub fn attention_split(
                         if later || options.window.is_some_and(|w| position + u64::from(w) <= query) {
                             continue;
                         }
-                        let k = |c| f64::from(shape.k.number(k_page, slot, head, c, shape.k_tensor_scale));
+                        let stored =
+                            |c| f64::from(shape.k.number(k_page, slot, head, c, shape.k_tensor_scale));
+                        let k = |c| match shape.key_rotation {
+                            None => stored(c),
+                            Some(table) => table.turned(position as u32, c, stored),
+                        };
                         let dot: f64 = (0..k_dim).map(|c| q[row + c as usize] * k(c)).sum();
                         let score = dot * scale;
                         let capped = |cap: f32| f64::from(cap) * (score / f64::from(cap)).tanh();

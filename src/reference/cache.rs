@@ -211,6 +211,7 @@ impl ReferenceCache {
                     options: *options,
                     k_tensor_scale,
                     v_tensor_scale,
+                    key_rotation: spec.key_rotation.as_ref(),
                 };
                 let [k_pages, v_pages] = [K, V].map(|s| self.pool(layer, class, s, waits[s]));
                 let table = &plan.classes[class].table;

@@ -9,8 +9,8 @@ use crate::gpu::AdapterSummary;
 
 /// A pretty array of objects, with a line feed at its end. Numbers have as many digits as are needed to read the same
 /// f64 back; what is not a number is `null`.
-pub fn to_bytes<T: Serialize>(rows: &[T]) -> io::Result<Vec<u8>> {
-    pretty(rows)
+pub fn to_bytes<T: Serialize + ?Sized>(value: &T) -> io::Result<Vec<u8>> {
+    pretty(value)
 }
 
 /// Any value so, with a line feed at its end.
@@ -61,7 +61,7 @@ mod tests {
 
     #[test]
     fn no_rows_are_an_empty_array() {
-        assert_eq!(to_bytes::<u8>(&[]).unwrap(), b"[]\n");
+        assert_eq!(to_bytes::<[u8]>(&[]).unwrap(), b"[]\n");
     }
 
     #[test]

@@ -1,14 +1,18 @@
 //! What the measurements say, for people and for programs: tables, JSON, CSV and a picture, as text or bytes, and the
 //! files that they go to. Nothing here prints.
 
+pub mod analyze;
 pub mod bench;
 pub mod bench_plot;
 pub mod csv;
+pub mod heat_map;
 pub mod json;
 mod labels;
 pub mod output;
 pub mod plot;
 pub mod table;
+#[cfg(feature = "models")]
+pub mod trained;
 pub mod tune;
 
 use crate::drift::DriftRow;

@@ -76,7 +76,48 @@ impl Picture {
 
 /// Draws the rows. Values that are not finite are an error, drifts of 0 have a band of their own at the bottom.
 pub fn drift_plot(rows: &[DriftRow], picture: Picture) -> Result<Vec<u8>> {
-    drawn(&Layout::of(rows, &letters()?)?, picture)
+    Spots::of(rows).drawn(picture)
+}
+
+/// One pair of a drift picture.
+pub(super) struct Spot {
+    pub pair: String,
+    pub bits: f64,
+    pub drift: f64,
+    /// What of it was never packed: its figures are not those of the format.
+    pub unpacked: Vec<&'static str>,
+}
+
+/// What a drift picture shows.
+pub(super) struct Spots {
+    pub title: String,
+    pub settings: String,
+    pub device: String,
+    pub spots: Vec<Spot>,
+}
+
+impl Spots {
+    fn of(rows: &[DriftRow]) -> Spots {
+        let spot = |row: &DriftRow| Spot {
+            pair: row.pair.clone(),
+            bits: row.bits_per_number,
+            drift: row.logit_drift,
+            unpacked: never_packed(row).iter().map(|unpacked| unpacked.side).collect(),
+        };
+        Spots {
+            title: "Logit drift against memory".to_owned(),
+            settings: settings(rows),
+            device: rows
+                .first()
+                .map_or(String::new(), |row| format!("{}: {}", row.device, row.adapter)),
+            spots: rows.iter().map(spot).collect(),
+        }
+    }
+
+    /// Draws them.
+    pub fn drawn(&self, picture: Picture) -> Result<Vec<u8>> {
+        drawn(&Layout::of(self, &letters()?)?, picture)
+    }
 }
 
 /// What is laid out and can be drawn, on either kind of picture.
@@ -150,15 +191,14 @@ enum Look {
 }
 
 impl Look {
-    fn of(row: &DriftRow, rows: &[DriftRow]) -> Look {
-        let beats = |other: &DriftRow| {
-            let (bits, drift) = (other.bits_per_number, other.logit_drift);
-            never_packed(other).is_empty()
-                && bits <= row.bits_per_number
-                && drift <= row.logit_drift
-                && (bits < row.bits_per_number || drift < row.logit_drift)
+    fn of(row: &Spot, rows: &[Spot]) -> Look {
+        let beats = |other: &Spot| {
+            other.unpacked.is_empty()
+                && other.bits <= row.bits
+                && other.drift <= row.drift
+                && (other.bits < row.bits || other.drift < row.drift)
         };
-        if !never_packed(row).is_empty() {
+        if !row.unpacked.is_empty() {
             Look::Unpacked
         } else if rows.iter().any(beats) {
             Look::Beaten
@@ -192,9 +232,10 @@ struct Layout {
 }
 
 impl Layout {
-    fn of(rows: &[DriftRow], font: &FontRef) -> Result<Layout> {
+    fn of(picture: &Spots, font: &FontRef) -> Result<Layout> {
+        let rows = &picture.spots[..];
         for row in rows {
-            let values = [row.bits_per_number, row.logit_drift];
+            let values = [row.bits, row.drift];
             if values.iter().any(|value| !value.is_finite()) {
                 return Err(Error::NonFinite {
                     what: format!("the figures of {}", row.pair),
@@ -204,13 +245,9 @@ impl Layout {
             }
         }
         let positive = |value: f64| (value > 0.0).then_some(value);
-        let x = Scale::over(
-            rows.iter().filter_map(|row| positive(row.bits_per_number)),
-            1.08,
-            2.0,
-        );
-        let y = Scale::over(rows.iter().filter_map(|row| positive(row.logit_drift)), 1.5, 10.0);
-        let has_zero = rows.iter().any(|row| row.logit_drift <= 0.0);
+        let x = Scale::over(rows.iter().filter_map(|row| positive(row.bits)), 1.08, 2.0);
+        let y = Scale::over(rows.iter().filter_map(|row| positive(row.drift)), 1.5, 10.0);
+        let has_zero = rows.iter().any(|row| row.drift <= 0.0);
         let bottom = PLOT.bottom - if has_zero { ZERO_BAND } else { 0.0 };
         let zero = has_zero.then_some(PLOT.bottom - ZERO_BAND / 2.0);
         let x_of = |bits: f64| x.place(bits, PLOT.left, PLOT.right);
@@ -218,10 +255,7 @@ impl Layout {
             (None, Some(zero)) => zero,
             _ => y.place(drift, bottom, PLOT.top),
         };
-        let points: Vec<Point> = rows
-            .iter()
-            .map(|row| (x_of(row.bits_per_number), y_of(row.logit_drift)))
-            .collect();
+        let points: Vec<Point> = rows.iter().map(|row| (x_of(row.bits), y_of(row.drift))).collect();
         let looks = rows.iter().map(|row| Look::of(row, rows)).collect();
         let names: Vec<String> = rows
             .iter()
@@ -246,11 +280,15 @@ impl Layout {
         let left_out = placed.iter().filter(|placed| placed.is_none()).count();
         let (y_ticks, fine) = y.decades(y_of);
         Ok(Layout {
-            title: "Logit drift against memory".to_owned(),
-            settings: settings(rows, left_out),
-            device: rows
-                .first()
-                .map_or(String::new(), |row| format!("{}: {}", row.device, row.adapter)),
+            title: picture.title.clone(),
+            settings: match left_out {
+                0 => picture.settings.clone(),
+                _ => format!(
+                    "{left_out} labels left out for want of room \u{b7} {}",
+                    picture.settings
+                ),
+            },
+            device: picture.device.clone(),
             x_ticks: x_ticks(&x, x_of),
             y_ticks,
             fine,
@@ -264,15 +302,15 @@ impl Layout {
 }
 
 /// The pair, and what of it was never packed: its figures are not those of the format.
-fn label(row: &DriftRow) -> String {
-    match never_packed(row).as_slice() {
+fn label(row: &Spot) -> String {
+    match row.unpacked.as_slice() {
         [] => row.pair.clone(),
-        [one] => format!("{}, {} unpacked", row.pair, one.side),
+        [one] => format!("{}, {one} unpacked", row.pair),
         _ => format!("{}, unpacked", row.pair),
     }
 }
 
-fn settings(rows: &[DriftRow], left_out: usize) -> String {
+fn settings(rows: &[DriftRow]) -> String {
     let Some(row) = rows.first() else {
         return "no pairs".to_owned();
     };
@@ -282,9 +320,6 @@ fn settings(rows: &[DriftRow], left_out: usize) -> String {
     }
     if row.outlier != 1.0 {
         parts.push(format!("outlier \u{d7}{}", super::factor(row.outlier)));
-    }
-    if left_out > 0 {
-        parts.insert(0, format!("{left_out} labels left out for want of room"));
     }
     parts.join(" \u{b7} ")
 }
@@ -684,7 +719,7 @@ mod tests {
     use crate::report::examples::{published, row};
 
     fn layout_of(rows: &[DriftRow]) -> Layout {
-        let layout = Layout::of(rows, &letters().unwrap()).unwrap();
+        let layout = Layout::of(&Spots::of(rows), &letters().unwrap()).unwrap();
         let faults = labels::faults(&layout.placed, &layout.points, RADIUS, PLOT);
         assert!(faults.is_empty(), "{faults:?}");
         assert!(layout.placed.iter().all(Option::is_some));

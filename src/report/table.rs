@@ -400,7 +400,7 @@ fn size(bytes: u64) -> String {
 }
 
 /// At most so many digits after the point, without trailing zeros.
-fn trimmed(value: f64, most: usize) -> String {
+pub(super) fn trimmed(value: f64, most: usize) -> String {
     let text = format!("{value:.most$}");
     if text.contains('.') {
         text.trim_end_matches('0').trim_end_matches('.').to_owned()

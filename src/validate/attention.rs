@@ -268,6 +268,7 @@ impl Fixture {
             options: self.options.map_sinks(Vec::as_slice),
             k_tensor_scale: self.tensor_scales[0],
             v_tensor_scale: self.tensor_scales[1],
+            key_rotation: None,
         };
         let q: Vec<f64> = self.queries().into_iter().map(f64::from).collect();
         let mut partials = Partials::new(self.partials as usize, self.v.head_dim);
@@ -356,6 +357,7 @@ impl Fixture {
                 k_pages: &k,
                 v_pages: &v,
                 tensor_scales: &tensor_scales,
+                k_turns: 0,
                 partial_o: &partial_o,
                 partial_ml: &partial_ml,
             };

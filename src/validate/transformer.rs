@@ -3,8 +3,10 @@
 use super::{Comparison, Outcome, Random};
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
+use crate::kernels::FloatType;
 use crate::model::EPSILON;
-use crate::model::kernels::{EmbedParams, MatmulParams, ModelKernels, NormParams};
+use crate::model::kernels::{EmbedParams, MatmulParams, ModelKernels, NormParams, RopeParams};
+use crate::rope::{Rope, RopePairing, RopeScaling};
 
 /// Rows and columns of the checks.
 const SHAPES: [(u32, u32); 4] = [(1, 4), (3, 16), (33, 64), (5, 300)];
@@ -32,24 +34,31 @@ pub(super) fn check(gpu: &Gpu, kernel: &str) -> Result<Outcome> {
         let what = format!("{rows} x {columns}");
         match kernel {
             "embed" => {
+                // The table in two parts, in both types; ids of both parts.
                 let ids: Vec<u32> = (0..rows).map(|i| (i * 7) % rows).collect();
-                let [ids_buffer, table] = [gpu.upload("ids", &ids)?, gpu.upload("table", &y)?];
-                let params = EmbedParams {
-                    tokens: rows,
-                    columns,
-                    first_position: 0,
-                };
-                let got = run(count, &|pass, output| {
-                    kernels.embed(gpu, pass, [&ids_buffer, &table, &x_buffer, output], params)
-                })?;
-                let wanted: Vec<f64> = (0..count as usize)
-                    .map(|i| {
-                        let row = ids[i / columns as usize] * columns;
-                        f64::from(y[row as usize + i % columns as usize]) + f64::from(x[i])
-                    })
-                    .collect();
-                // One rounded sum.
-                outcome.add(compare(&got, &wanted, |w| 1.2e-7 * w.abs()), &what);
+                let ids_buffer = gpu.upload("ids", &ids)?;
+                for float in [FloatType::F32, FloatType::F16] {
+                    let got = run(count, &|pass, output| {
+                        for (first_row, end) in [(0, rows / 2), (rows / 2, rows)] {
+                            let part = &y[(first_row * columns) as usize..(end * columns) as usize];
+                            let part = upload_weight(gpu, part, columns, float)?;
+                            let params = EmbedParams {
+                                tokens: rows,
+                                columns,
+                                first_row,
+                                rows: end - first_row,
+                            };
+                            kernels.embed(gpu, pass, [&ids_buffer, &part, output], params, float)?;
+                        }
+                        Ok(())
+                    })?;
+                    let row = |id: &u32| &y[(id * columns) as usize..((id + 1) * columns) as usize];
+                    let wanted: Vec<f64> = ids.iter().flat_map(row).map(|&v| rounded(v, float)).collect();
+                    // Copies. A driver may flush halves below 2^-14.
+                    let flushed = if float == FloatType::F16 { 6.2e-5 } else { 0.0 };
+                    let bound = |w: f64| if w.abs() < flushed { flushed } else { 0.0 };
+                    outcome.add(compare(&got, &wanted, bound), &what);
+                }
             }
             "norm" => {
                 let params = NormParams {
@@ -74,43 +83,106 @@ pub(super) fn check(gpu: &Gpu, kernel: &str) -> Result<Outcome> {
                 // Two sums of `columns` terms, a square root and a division that may be 2.5 ulp off.
                 outcome.add(compare(&got, &wanted, |w| 2e-6 * (1.0 + w.abs())), &what);
             }
-            "matmul" => {
-                let outputs = 9;
-                let weight = numbers(columns * outputs);
-                let weight_buffer = gpu.upload("weight", &weight)?;
-                let params = MatmulParams {
+            "rms_norm" => {
+                let params = NormParams {
                     rows,
-                    inner: columns,
-                    columns: outputs,
+                    columns,
+                    epsilon: EPSILON as f32,
                 };
-                for transposed in [false, true] {
+                let gain = numbers(columns);
+                let gain_buffer = gpu.upload("gain", &gain)?;
+                let got = run(count, &|pass, output| {
+                    kernels.rms_norm(gpu, pass, [&x_buffer, &gain_buffer, output], params)
+                })?;
+                let wanted: Vec<f64> = wide(&x)
+                    .chunks(columns as usize)
+                    .flat_map(|row| {
+                        let mean = row.iter().map(|v| v * v).sum::<f64>() / row.len() as f64;
+                        row.iter()
+                            .zip(wide(&gain))
+                            .map(move |(v, g)| v / (mean + EPSILON).sqrt() * g)
+                            .collect::<Vec<_>>()
+                    })
+                    .collect();
+                // A sum of `columns` terms, a square root and a division that may be 2.5 ulp off, a product.
+                outcome.add(compare(&got, &wanted, |w| 2e-6 * (1.0 + w.abs())), &what);
+            }
+            "matmul" | "matvec" => {
+                // Two parts of the outputs; the second begins off a tile.
+                let (outputs, split) = (45, 9);
+                let weight = numbers(columns * outputs);
+                for float in [FloatType::F32, FloatType::F16] {
                     let got = run(rows * outputs, &|pass, output| {
-                        kernels.matmul(gpu, pass, [&x_buffer, &weight_buffer, output], params, transposed)
-                    })?;
-                    let at = |i: u32, o: u32| {
-                        if transposed {
-                            o * columns + i
-                        } else {
-                            i * outputs + o
+                        for (first_column, end) in [(0, split), (split, outputs)] {
+                            let part = &weight[(first_column * columns) as usize..(end * columns) as usize];
+                            let part = upload_weight(gpu, part, columns, float)?;
+                            let params = MatmulParams {
+                                rows,
+                                inner: columns,
+                                columns: end - first_column,
+                                first_column,
+                                output_columns: outputs,
+                            };
+                            let buffers = [&x_buffer, &part, output];
+                            match kernel {
+                                "matmul" => kernels.matmul(gpu, pass, buffers, params, float)?,
+                                _ => kernels.matvec(gpu, pass, buffers, params, float)?,
+                            }
                         }
-                    };
+                        Ok(())
+                    })?;
                     let terms = |index: usize| {
                         let (row, o) = (index as u32 / outputs, index as u32 % outputs);
                         (0..columns)
                             .map(|i| {
                                 f64::from(x[(row * columns + i) as usize])
-                                    * f64::from(weight[at(i, o) as usize])
+                                    * rounded(weight[(o * columns + i) as usize], float)
                             })
                             .collect::<Vec<_>>()
                     };
                     let wanted: Vec<f64> = (0..got.len()).map(|i| terms(i).iter().sum()).collect();
                     // Rounding of each term and of each partial sum, relative to the sum of magnitudes.
-                    let ulp = f64::from(columns / 4 + 4) * 6e-8;
+                    let ulp = f64::from(columns / 4 + 6) * 6e-8;
+                    let flushed = if float == FloatType::F16 { 6.2e-5 } else { 0.0 };
                     let bounds: Vec<f64> = (0..got.len())
                         .map(|i| ulp * terms(i).iter().map(|t| t.abs()).sum::<f64>())
                         .collect();
                     let mut bounds = bounds.into_iter();
-                    outcome.add(compare(&got, &wanted, |_| bounds.next().unwrap_or(0.0)), &what);
+                    let bound = |_| bounds.next().unwrap_or(0.0) + flushed * 1e-3;
+                    outcome.add(compare(&got, &wanted, bound), &what);
+                }
+            }
+            "rope" => {
+                // One row is one head here, of a quarter of the tokens' heads.
+                let (heads, head_dim) = (if rows % 3 == 0 { 3 } else { 1 }, columns);
+                for pairing in [RopePairing::Halves, RopePairing::Neighbours] {
+                    let rope = Rope {
+                        theta: 10_000.0,
+                        pairing,
+                        scaling: RopeScaling::None,
+                    };
+                    let first_position = 5;
+                    let table = rope.table(head_dim, first_position + rows);
+                    let turns = gpu.upload("turns", &table.turns)?;
+                    let params = RopeParams {
+                        tokens: rows / heads,
+                        heads,
+                        head_dim,
+                        first_position,
+                        halves: u32::from(pairing == RopePairing::Halves),
+                    };
+                    let got = run(count, &|pass, output| {
+                        kernels.rope(gpu, pass, [&x_buffer, &turns, output], params)
+                    })?;
+                    let head = |row: u32, c: u32| f64::from(x[(row * columns + c) as usize]);
+                    let wanted: Vec<f64> = (0..count)
+                        .map(|i| {
+                            let (row, channel) = (i / columns, i % columns);
+                            table.turned(first_position + row / heads, channel, |c| head(row, c))
+                        })
+                        .collect();
+                    // Two products and their sum.
+                    outcome.add(compare(&got, &wanted, |_| 1e-6), &what);
                 }
             }
             "activation" => {
@@ -122,6 +194,22 @@ pub(super) fn check(gpu: &Gpu, kernel: &str) -> Result<Outcome> {
                 let wanted: Vec<f64> = wide(&x).iter().map(gelu).collect();
                 // WGSL allows tanh an absolute error of 1e-5; times |x| / 2 that is at most 3e-5 for |x| <= 6.
                 outcome.add(compare(&got, &wanted, |w| 3e-5 + 1e-6 * w.abs()), &what);
+            }
+            "swiglu" => {
+                // Gates far out too: there the exponential leaves f32.
+                let gate: Vec<f32> = y
+                    .iter()
+                    .zip(0..)
+                    .map(|(v, i)| if i % 7 == 0 { v * 1e3 } else { *v })
+                    .collect();
+                let gate_buffer = gpu.upload("gate", &gate)?;
+                let got = run(count, &|pass, output| {
+                    kernels.swiglu(gpu, pass, [&gate_buffer, &x_buffer, output], count)
+                })?;
+                let gated = |(g, u): (f64, f64)| g / (1.0 + (-g).exp()) * u;
+                let wanted: Vec<f64> = wide(&gate).into_iter().zip(wide(&x)).map(gated).collect();
+                // WGSL allows exp 3 + 2 |x| ulp, and the division 2.5.
+                outcome.add(compare(&got, &wanted, |w| 1e-6 + 3e-6 * w.abs()), &what);
             }
             "residual" => {
                 let y_buffer = gpu.upload("y", &y)?;
@@ -142,6 +230,28 @@ pub(super) fn check(gpu: &Gpu, kernel: &str) -> Result<Outcome> {
         }
     }
     Ok(outcome)
+}
+
+/// A weight as the kernels read it, `[column quad][row][4]`.
+fn upload_weight(gpu: &Gpu, values: &[f32], columns: u32, float: FloatType) -> Result<wgpu::Buffer> {
+    let columns = columns as usize;
+    let rows = values.len() / columns;
+    let quads = (0..columns / 4).flat_map(|quad| (0..rows).map(move |row| row * columns + 4 * quad));
+    let values = quads.flat_map(|at| &values[at..at + 4]);
+    match float {
+        FloatType::F32 => gpu.upload("weight", &values.copied().collect::<Vec<f32>>()),
+        FloatType::F16 => {
+            let halves = values.map(|&v| half::f16::from_f32(v).to_bits());
+            gpu.upload("weight", &halves.collect::<Vec<u16>>())
+        }
+    }
+}
+
+fn rounded(value: f32, float: FloatType) -> f64 {
+    match float {
+        FloatType::F32 => value.into(),
+        FloatType::F16 => half::f16::from_f32(value).into(),
+    }
 }
 
 fn compare(got: &[f64], wanted: &[f64], mut bound: impl FnMut(f64) -> f64) -> Comparison {

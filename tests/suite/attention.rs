@@ -1417,3 +1417,24 @@ fn a_step_takes_f16_and_refuses_what_makes_no_sense() {
     }
     assert_eq!(none.reach(), Reach::default());
 }
+
+#[test]
+fn mod_12_scales_of_k_and_v_that_are_swapped_fail() {
+    let Some(gpu) = common::gpu("mod_12_scales_of_k_and_v_that_are_swapped_fail") else {
+        return;
+    };
+    let pages = pages("fp8".parse().unwrap(), 2, 16, 64);
+    let sequences = random_sequences(&pages, 4, &[70, 3], 2);
+    let mut fixture = Fixture::new(pages, 4, &sequences, 128, false).unwrap();
+    fixture.tensor_scales = [0.5, 2.0];
+    let reference = fixture.reference();
+    let right = fixture.compare(&fixture.gpu(gpu).unwrap(), &reference);
+    assert!(right.cases > 0 && right.failures == 0, "{right:?}");
+    // The same codes read with one side's scale on the other.
+    let swapped = Fixture {
+        tensor_scales: [2.0, 0.5],
+        ..fixture.clone()
+    };
+    let wrong = fixture.compare(&swapped.gpu(gpu).unwrap(), &reference);
+    assert!(wrong.failures * 2 > wrong.cases, "{wrong:?}");
+}

@@ -435,8 +435,9 @@ impl Flips<'_> {
     /// One prompt on the CPU with some numbers moved.
     fn cpu(&self, pair: Pair, calibrated: &[[f32; 2]], prompt: usize, nudges: &[Nudge]) -> Result<CpuRun> {
         let config = self.config();
-        let row = (config.heads * config.head_dim) as usize;
-        let mut model = ReferenceModel::new(&tiny(self.options.outlier), self.spec(pair, calibrated)?)?;
+        let row = (config.kv_heads * config.head_dim) as usize;
+        let tiny = tiny(self.options.outlier);
+        let mut model = ReferenceModel::new(&tiny, self.spec(pair, calibrated)?)?;
         let (sequence, ids) = (model.open(), encode(PROMPTS[prompt])?);
         let (mut logits, mut rows) = (Vec::new(), vec![[Vec::new(), Vec::new()]; config.blocks as usize]);
         for ids in ids.chunks(self.chunk(&ids)) {
@@ -508,7 +509,7 @@ impl Flips<'_> {
                 0
             };
             let page = waits.unwrap_or(packed);
-            for channel in 0..config.heads * config.head_dim {
+            for channel in 0..config.kv_heads * config.head_dim {
                 let (head, c) = (channel / config.head_dim, channel % config.head_dim);
                 let number = |words: &[u32]| page.number(&words[first..], token, head, c, 1.0);
                 let (x, y) = (number(a), number(b));
@@ -551,7 +552,7 @@ impl Flips<'_> {
                 while !places.is_empty() {
                     let mut best: Option<(usize, Nudge)> = None;
                     for &(side, token, channel) in &places {
-                        let row = config.heads * config.head_dim;
+                        let row = config.kv_heads * config.head_dim;
                         let value = rows[l][side][(token * row + channel) as usize];
                         for relative in [NOISE, -NOISE] {
                             let head_dim = config.head_dim;

@@ -380,18 +380,23 @@ fn params_of(kernel: &str) -> HostStruct {
         "attention_merge" => host_struct!(attention_merge::Params: rows q_heads sinks lse),
         "attention_split" => {
             host_struct!(attention_split::Params: items q_heads scale k_tensor v_tensor back ahead softcap
-                q_offset q_row q_head)
+                q_offset q_row q_head k_turns)
         }
         "dequantize" => host_struct!(dequantize::Params: runs side_tensor),
         "quantize" | "quantize_group" => {
             host_struct!(quantize::Params: runs row_offset row_stride head_stride side_tensor)
         }
         "tensor_scale" => host_struct!(tensor_scale::Params: first slots),
-        "embed" => host_struct!(model_kernels::EmbedParams: tokens columns first_position),
-        "norm" => host_struct!(model_kernels::NormParams: rows columns epsilon),
-        "matmul" => host_struct!(model_kernels::MatmulParams: rows inner columns),
+        "embed" => host_struct!(model_kernels::EmbedParams: tokens columns first_row rows),
+        "norm" | "rms_norm" => host_struct!(model_kernels::NormParams: rows columns epsilon),
+        "matmul" | "matvec" => {
+            host_struct!(model_kernels::MatmulParams: rows inner columns first_column output_columns)
+        }
+        "rope" => {
+            host_struct!(model_kernels::RopeParams: tokens heads head_dim first_position halves)
+        }
         "read_stride" | "read_four" | "read_block" => host_struct!(roof::Params: vectors),
-        "activation" | "residual" => host_struct!(model_kernels::NumbersParams: numbers),
+        "activation" | "swiglu" | "residual" => host_struct!(model_kernels::NumbersParams: numbers),
         other => panic!("say here which host struct is the uniform of {other}"),
     }
 }

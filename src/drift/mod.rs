@@ -1,12 +1,46 @@
 //! Drift: what a cache format costs in the logits of a live transformer, and what it saves in memory.
 
-use std::fmt;
-use std::str::FromStr;
+macro_rules! named_choice {
+    ($type:ident, $what:literal, $($variant:ident = $name:literal),+) => {
+        impl std::fmt::Display for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(match self { $($type::$variant => $name),+ })
+            }
+        }
+        impl std::str::FromStr for $type {
+            type Err = crate::Error;
+            fn from_str(text: &str) -> crate::Result<Self> {
+                match text {
+                    $($name => Ok($type::$variant),)+
+                    _ => Err(crate::Error::Usage {
+                        asked: format!(concat!($what, " `{}`"), text),
+                        reason: "there is no such choice".to_owned(),
+                        advice: format!("choose one of {}", [$($name),+].join(", ")),
+                    }),
+                }
+            }
+        }
+    };
+}
+
+mod damage;
+#[cfg(feature = "models")]
+mod layers;
+#[cfg(feature = "models")]
+mod trained;
+
+pub use damage::{Comparison, Damage, damage};
+#[cfg(feature = "models")]
+pub use layers::LayerDriftRow;
+#[cfg(feature = "models")]
+pub use trained::{KeyRope, TrainedDrift, TrainedDriftOptions, TrainedDriftRow, run_trained};
+
+use std::sync::Arc;
 
 use crate::cache::{BytesInUse, CacheSpec, LayerSpec, TensorScales};
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
-use crate::model::{Config, GpuModel, Model, PROMPTS, ReferenceModel, encode, tiny};
+use crate::model::{Config, GpuWeights, Model, PROMPTS, Placed, encode, tiny};
 use crate::scales::{ScaleLayout, ScaleType};
 use crate::spec::{Pair, Side};
 use crate::work::Status;
@@ -32,28 +66,6 @@ pub enum Mode {
     Decode,
 }
 
-macro_rules! named_choice {
-    ($type:ident, $what:literal, $($variant:ident = $name:literal),+) => {
-        impl fmt::Display for $type {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(match self { $($type::$variant => $name),+ })
-            }
-        }
-        impl FromStr for $type {
-            type Err = Error;
-            fn from_str(text: &str) -> Result<Self> {
-                match text {
-                    $($name => Ok($type::$variant),)+
-                    _ => Err(Error::Usage {
-                        asked: format!(concat!($what, " `{}`"), text),
-                        reason: "there is no such choice".to_owned(),
-                        advice: format!("choose one of {}", [$($name),+].join(", ")),
-                    }),
-                }
-            }
-        }
-    };
-}
 named_choice!(
     Convention,
     "convention",
@@ -145,6 +157,17 @@ impl Device {
         }
     }
 
+    /// A model in memory, on this device.
+    ///
+    /// # Errors
+    /// As [`GpuWeights::of`].
+    pub fn place(&self, model: Model) -> Result<Placed> {
+        Ok(match self {
+            Device::Cpu => Placed::Cpu(Box::new(model)),
+            Device::Gpu(gpu) => Placed::Gpu(Arc::new(GpuWeights::of(gpu, &model)?)),
+        })
+    }
+
     fn adapter(&self) -> String {
         match self {
             Device::Cpu => "CPU reference (f64)".to_owned(),
@@ -164,14 +187,14 @@ pub fn run(
     progress: &mut dyn FnMut(u64, u64, &str),
 ) -> Result<Vec<DriftRow>> {
     check(options)?;
-    let model = tiny(options.outlier);
+    let model = device.place(tiny(options.outlier))?;
     let prompts = PROMPTS
         .iter()
         .map(|prompt| encode(prompt))
         .collect::<Result<Vec<_>>>()?;
     // Every pair is checked before the first long run.
     for &pair in &options.pairs {
-        cache_spec(&model.config, pair, options, &[])?.geometry()?;
+        cache_spec(model.config(), pair, options, &[])?.geometry()?;
     }
     let of = (options.pairs.len() as u64 + 1) * prompts.len() as u64;
     let mut done = 0;
@@ -179,19 +202,17 @@ pub fn run(
         done += 1;
         progress(done, of, what);
     };
-    let f32 = cache_spec(&model.config, Pair::same(Side::F32), options, &[])?;
-    let reference = measure(device, &model, f32, &prompts, options.mode, &mut || {
-        tick("f32 reference")
-    })?;
+    let f32 = cache_spec(model.config(), Pair::same(Side::F32), options, &[])?;
+    let reference = measure(&model, f32, &prompts, options.mode, &mut || tick("f32 reference"))?;
     finite("the logits of the f32 reference", &reference.logits)?;
     let mut rows = Vec::new();
     for &pair in &options.pairs {
         let name = pair.to_string();
-        let spec = cache_spec(&model.config, pair, options, &reference.calibrated)?;
-        let run = measure(device, &model, spec, &prompts, options.mode, &mut || tick(&name))?;
+        let spec = cache_spec(model.config(), pair, options, &reference.calibrated)?;
+        let run = measure(&model, spec, &prompts, options.mode, &mut || tick(&name))?;
         finite(&format!("the logits of `{name}`"), &run.logits)?;
-        let damage = damage(&reference.logits, &run.logits, model.config.vocabulary as usize);
-        let bits_per_number = pair.bits_per_number(model.config.head_dim, model.config.head_dim);
+        let damage = damage(&reference.logits, &run.logits, model.config().vocabulary as usize);
+        let bits_per_number = pair.bits_per_number(model.config().head_dim, model.config().head_dim);
         rows.push(DriftRow {
             pair: name,
             bits_per_number,
@@ -315,8 +336,8 @@ pub fn cache_spec(
         },
         ..CacheSpec::new(
             config.blocks,
-            config.heads,
-            config.heads,
+            config.q_heads,
+            config.kv_heads,
             config.head_dim,
             pair,
             0,
@@ -335,67 +356,51 @@ struct Run {
     allocated_bytes: u64,
 }
 
-/// Runs the prompts, one sequence each, on either device.
+/// Runs the prompts, one sequence each.
 fn measure(
-    device: &Device,
-    model: &Model,
+    model: &Placed,
     spec: CacheSpec,
     prompts: &[Vec<u32>],
     mode: Mode,
     tick: &mut dyn FnMut(),
 ) -> Result<Run> {
     let named = spec.layers[0].pair;
-    let mut run = Run {
-        logits: Vec::new(),
-        calibrated: Vec::new(),
-        status: Status::default(),
-        bytes: BytesInUse::default(),
-        allocated_bytes: 0,
-    };
-    // The two models have the same methods; a trait for four calls would say no more than this.
-    macro_rules! prompts {
-        ($model:ident) => {
-            for prompt in prompts {
-                let sequence = $model.open();
-                let chunk = if mode == Mode::Prefill {
-                    prompt.len()
-                } else {
-                    1
-                };
-                for ids in prompt.chunks(chunk) {
-                    run.logits.extend($model.logits(sequence, ids)?);
-                }
-                run.bytes = $model.cache().book().bytes_in_use();
-                $model.free(sequence)?;
-                tick();
-            }
+    let mut logits = Vec::new();
+    let mut bytes = BytesInUse::default();
+    let mut session = model.session(spec, named == Pair::same(Side::F32))?;
+    for prompt in prompts {
+        let sequence = session.open();
+        let chunk = match mode {
+            Mode::Prefill => prompt.len(),
+            Mode::Decode => 1,
         };
-    }
-    match device {
-        Device::Cpu => {
-            let mut model = ReferenceModel::new(model, spec)?;
-            prompts!(model);
-            run.calibrated = model.calibrated();
-            run.status = model.cache().status();
-            run.allocated_bytes = model.cache().book().allocated_bytes();
+        for ids in prompt.chunks(chunk) {
+            logits.extend(session.logits(sequence, ids)?);
         }
-        Device::Gpu(gpu) => {
-            let calibrates = named == Pair::same(Side::F32);
-            let mut model = GpuModel::new(gpu, model, spec, calibrates)?;
-            prompts!(model);
-            run.calibrated = gpu.block_on(model.cache().calibrated()?)?;
-            run.status = gpu.block_on(model.cache().status()?)?;
-            run.allocated_bytes = model.cache().allocated_bytes();
-        }
+        bytes = session.book().bytes_in_use();
+        session.free(sequence)?;
+        tick();
     }
-    if run.status.non_finite > 0 {
-        let pair = named.to_string();
+    let status = session.status()?;
+    no_non_finite(status, named)?;
+    Ok(Run {
+        logits,
+        calibrated: session.calibrated()?,
+        status,
+        bytes,
+        allocated_bytes: session.allocated_bytes(),
+    })
+}
+
+/// Refuses rows that were not numbers.
+fn no_non_finite(status: Status, pair: Pair) -> Result<()> {
+    if status.non_finite > 0 {
         return Err(Error::NonFiniteRows {
-            pair,
-            count: u64::from(run.status.non_finite),
+            pair: pair.to_string(),
+            count: u64::from(status.non_finite),
         });
     }
-    Ok(run)
+    Ok(())
 }
 
 /// Checks that all of `what` are numbers.
@@ -414,67 +419,4 @@ pub fn finite(what: &str, values: &[f64]) -> Result<()> {
             infinite,
         })
     }
-}
-
-/// The figures that compare two runs.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Damage {
-    /// sqrt(sum (ref - q)^2 / sum ref^2).
-    pub drift: f64,
-    /// The same after each row's mean is taken off both.
-    pub centred: f64,
-    /// Rows whose argmax is unchanged.
-    pub top1: u64,
-    /// Rows.
-    pub predictions: u64,
-    /// Mean of KL(softmax ref || softmax q), nats.
-    pub mean_kl: f64,
-    /// Largest |ref - q|.
-    pub max_abs_diff: f64,
-}
-
-/// Compares logits `[row][vocabulary]` with those of the reference, pooled over all rows. NaN on either side gives NaN.
-pub fn damage(reference: &[f64], run: &[f64], vocabulary: usize) -> Damage {
-    let (mut error, mut power, mut centred_error, mut centred_power) = (0.0, 0.0, 0.0, 0.0);
-    let (mut kl, mut max_abs_diff, mut top1, mut predictions) = (0.0, 0.0_f64, 0, 0);
-    for (r, q) in reference
-        .chunks(vocabulary.max(1))
-        .zip(run.chunks(vocabulary.max(1)))
-    {
-        let mean = |row: &[f64]| row.iter().sum::<f64>() / row.len() as f64;
-        let (r_mean, q_mean) = (mean(r), mean(q));
-        let (r_log, q_log) = (log_sum_exp(r), log_sum_exp(q));
-        for (&a, &b) in r.iter().zip(q) {
-            error += (a - b).powi(2);
-            power += a.powi(2);
-            centred_error += ((a - r_mean) - (b - q_mean)).powi(2);
-            centred_power += (a - r_mean).powi(2);
-            kl += (a - r_log).exp() * ((a - r_log) - (b - q_log));
-            // Not f64::max, which would drop a NaN.
-            let difference = (a - b).abs();
-            if difference > max_abs_diff || difference.is_nan() {
-                max_abs_diff = difference;
-            }
-        }
-        predictions += 1;
-        top1 += u64::from(argmax(r) == argmax(q));
-    }
-    Damage {
-        drift: (error / power).sqrt(),
-        centred: (centred_error / centred_power).sqrt(),
-        top1,
-        predictions,
-        mean_kl: kl / predictions as f64,
-        max_abs_diff,
-    }
-}
-
-fn log_sum_exp(row: &[f64]) -> f64 {
-    let m = row.iter().fold(f64::NEG_INFINITY, |m, &v| m.max(v));
-    m + row.iter().map(|v| (v - m).exp()).sum::<f64>().ln()
-}
-
-/// The first of the largest.
-fn argmax(row: &[f64]) -> usize {
-    (0..row.len()).fold(0, |best, i| if row[i] > row[best] { i } else { best })
 }
