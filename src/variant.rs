@@ -143,15 +143,17 @@ impl Variant {
     /// each word by itself; on GPUs more invocations hide the latency of memory.
     pub fn new(pages: [&PageLayout; 2], ratio: u32, prefill: bool, software: bool) -> Variant {
         // From the largest tile to the smallest.
-        let preferred: &[(u32, u32)] = match (software, prefill) {
-            (true, false) => &[(32, 4), (32, 2), (32, 1)],
-            // A software driver compiles four runs of slots twice as long as two: prefill is too rare to pay for it.
-            (true, true) => &[(32, 2), (32, 1)],
+        // A software driver compiles four runs of slots twice as long as two, longest where heads are small and loops
+        // unrolled: it pays for decode of large heads.
+        let large = !prefill && pages[0].head_dim >= 64;
+        let preferred: &[(u32, u32)] = match (software, large) {
+            (true, true) => &[(32, 4), (32, 2), (32, 1)],
+            (true, false) => &[(32, 2), (32, 1)],
             (false, _) => &[(64, 2), (64, 1)],
         };
         // The words of more channels of 16 bits take more registers than they save loads of probabilities.
         let wide =
-            software && !prefill && pages[1].head_dim.is_multiple_of(16) && pages[1].side.element.bits() < 16;
+            software && large && pages[1].head_dim.is_multiple_of(16) && pages[1].side.element.bits() < 16;
         let with = |&(workgroup, slot_quads): &(u32, u32)| {
             let slot_quads = most_slot_quads(pages).min(slot_quads);
             let mut variant = Variant {
