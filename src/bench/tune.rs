@@ -161,10 +161,10 @@ fn row(
     for stage in STAGES {
         for variant in stage(best, ratio) {
             let wanted = options.approximate || variant.arithmetic == Arithmetic::F32;
-            let same = variant.arithmetic.for_side(pair.k) != variant.arithmetic;
+            let falls_back = variant.arithmetic.for_side(pair.k) != variant.arithmetic;
             let has = gpu.device().features().contains(variant.features());
             let new = trials.iter().all(|trial| trial.variant != variant);
-            if !wanted || same || !has || !new || !workload.fits(variant) {
+            if !wanted || falls_back || !has || !new || !workload.fits(variant) {
                 continue;
             }
             tell(&variant.to_string());
