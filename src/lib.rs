@@ -75,6 +75,8 @@ pub mod generate;
 pub mod gpu;
 pub mod kernels;
 pub mod model;
+#[cfg(any(feature = "models", feature = "export"))]
+mod npy;
 pub mod options;
 pub mod pages;
 pub mod reference;
