@@ -143,11 +143,18 @@ mod tests {
                 let said = place(&page, word, 1 << bit);
                 let slots = match side.layout {
                     ScaleLayout::PerChannel { group } => {
-                        format!("slots {} to {}", slot / group * group, slot / group * group + group - 1)
+                        format!(
+                            "slots {} to {}",
+                            slot / group * group,
+                            slot / group * group + group - 1
+                        )
                     }
                     _ => format!("slot {slot},"),
                 };
-                assert!(said.starts_with(&slots) && said.ends_with("scale"), "{side}: {said}");
+                assert!(
+                    said.starts_with(&slots) && said.ends_with("scale"),
+                    "{side}: {said}"
+                );
             }
             let json = serde_json::to_string(&Geometry::from(&page)).unwrap();
             let read: Geometry = serde_json::from_str(&json).unwrap();

@@ -281,7 +281,14 @@ impl Case {
     /// Adds a buffer whose words all hold `fill` at first.
     fn filled(&mut self, name: &str, kind: NumberType, shape: &[u32], axes: &str, what: &str, fill: u32) {
         let bytes = shape.iter().product::<u32>() * kind.bytes();
-        self.data(name, kind, shape, axes, what, vec![fill; bytes.div_ceil(4) as usize]);
+        self.data(
+            name,
+            kind,
+            shape,
+            axes,
+            what,
+            vec![fill; bytes.div_ceil(4) as usize],
+        );
         if let Some(buffer) = self.buffers.last_mut() {
             buffer.file = None;
             buffer.fill = Some(format!("{fill:#010x}"));
@@ -298,7 +305,10 @@ impl Case {
         self.steps.push(Step {
             module: module.name.clone(),
             workgroups: module.dispatch.workgroups(module.kernel, workgroup, value)?,
-            params: params.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect(),
+            params: params
+                .iter()
+                .map(|(name, value)| ((*name).to_owned(), *value))
+                .collect(),
             bindings: bindings
                 .iter()
                 .map(|(name, buffer)| ((*name).to_owned(), (*buffer).to_owned()))
