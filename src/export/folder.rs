@@ -5,12 +5,9 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::README;
 use super::manifest::{FILE, Manifest};
+use super::{README, VECTORS};
 use crate::error::{Error, Result};
-
-/// The folder of the vectors in an export.
-const VECTORS: &str = "vectors";
 
 /// Where an export goes.
 #[derive(Debug, Clone)]
@@ -68,7 +65,8 @@ impl Destination {
                 return Err(refuse("it exists and is no folder".to_owned(), OTHER));
             }
             Ok(_) => {
-                let strange = strange(&destination.folder).map_err(|error| refuse(error.to_string(), OTHER))?;
+                let strange =
+                    strange(&destination.folder).map_err(|error| refuse(error.to_string(), OTHER))?;
                 if let Some(strange) = strange {
                     return Err(refuse(
                         format!("it holds {strange}, which is no part of an earlier export"),

@@ -1,17 +1,17 @@
 //! `manifest.json` of an export: what each module binds, how its uniform is packed, how it is dispatched and what it needs.
 //! Written from the composed text; read with every field checked, since a manifest may come from anywhere.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::modules::{Counts, Dispatch};
+use super::geometry::Geometry;
+use super::modules::{Counts, Dispatch, Shape};
 use super::writers::ExportTarget;
-use super::Shape;
 use crate::error::{Error, Result};
-use crate::pages::{PageLayout, heads_ratio};
+use crate::pages::heads_ratio;
 use crate::spec::{Pair, Side};
 
 /// What `schema` says.
@@ -76,7 +76,9 @@ impl Code {
             false => "none; the kernels need none where work lists fit the buffers",
         };
         let memory = match target.is_wgsl() {
-            true => "zeroed by the compiler of the WGSL; the kernels store before they load, so it may be switched off",
+            true => {
+                "zeroed by the compiler of the WGSL; the kernels store before they load, so it may be switched off"
+            }
             false => "not zeroed; the kernels store before they load",
         };
         Code {
@@ -125,7 +127,7 @@ pub struct ModuleEntry {
     /// How many workgroups.
     pub dispatch: DispatchEntry,
     /// The pages that it reads or writes, by the prefix of their names: `side`, `src`, `k`, `v`.
-    pub pages: std::collections::BTreeMap<String, PagesEntry>,
+    pub pages: BTreeMap<String, Geometry>,
 }
 
 /// What a module takes of the limits that WebGPU knows by these names.
@@ -295,69 +297,6 @@ impl DispatchEntry {
     }
 }
 
-/// The geometry of one side's pages, as [`PageLayout`] has it. Counts are in words of 32 bits unless named otherwise.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct PagesEntry {
-    /// The side's name.
-    pub side: String,
-    /// The element's name.
-    pub element: String,
-    /// Bits of a code.
-    pub bits: u32,
-    /// KV heads.
-    pub heads: u32,
-    /// Channels of a head.
-    pub head_dim: u32,
-    /// Words of a head of a token.
-    pub head_words: u32,
-    /// Slots.
-    pub page_tokens: u32,
-    /// Words of a page.
-    pub page_words: u32,
-    /// Which numbers share a scale.
-    pub scale_layout: String,
-    /// The word at which scales begin.
-    pub scale_offset: u32,
-    /// Bits of a stored scale.
-    pub scale_bits: u32,
-    /// Tokens that share a scale of a channel; else 1.
-    pub token_group: u32,
-}
-
-impl PagesEntry {
-    /// Of a geometry.
-    pub fn of(page: &PageLayout) -> PagesEntry {
-        PagesEntry {
-            side: page.side.to_string(),
-            element: page.side.element.info().name.to_owned(),
-            bits: page.side.element.bits(),
-            heads: page.heads,
-            head_dim: page.head_dim,
-            head_words: page.head_words,
-            page_tokens: page.tokens,
-            page_words: page.words,
-            scale_layout: page.side.layout.name().to_owned(),
-            scale_offset: page.scale_offset,
-            scale_bits: page.side.scale.bits(),
-            token_group: page.side.layout.token_group(),
-        }
-    }
-
-    /// The geometry, computed anew.
-    ///
-    /// # Errors
-    /// [`Error::UnknownFormat`] and [`Error::Shape`] for what is none.
-    pub fn layout(&self) -> Result<PageLayout> {
-        PageLayout::new(
-            self.side.parse::<Side>()?,
-            self.heads,
-            self.head_dim,
-            self.page_tokens,
-        )
-    }
-}
-
 /// A case of golden vectors.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -366,10 +305,12 @@ pub struct VectorEntry {
     pub case: String,
     /// Its folder, relative to the manifest.
     pub folder: String,
-    /// The pair, or empty.
-    pub pair: String,
-    /// The phase, or empty.
-    pub phase: String,
+    /// The pair, where it is the case of one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pair: Option<String>,
+    /// `decode` or `prefill`, where it is the case of a pair.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub phase: Option<String>,
     /// The modules that it dispatches.
     pub modules: Vec<String>,
 }
@@ -440,7 +381,9 @@ impl Manifest {
         };
         let head: Head = serde_json::from_slice(bytes).map_err(json)?;
         if head.schema.as_deref() != Some(SCHEMA) {
-            let found = head.schema.map_or("none".to_owned(), |schema| format!("`{schema}`"));
+            let found = head
+                .schema
+                .map_or("none".to_owned(), |schema| format!("`{schema}`"));
             return Err(refuse(format!("its schema is {found}, not `{SCHEMA}`")));
         }
         match head.version.as_ref().and_then(serde_json::Value::as_u64) {
@@ -508,7 +451,11 @@ impl Manifest {
         unique("modules", self.modules.iter().map(|m| m.name.as_str()), "name")?;
         unique("modules", self.modules.iter().map(|m| m.file.as_str()), "file")?;
         unique("vectors", self.vectors.iter().map(|v| v.case.as_str()), "case")?;
-        unique("vectors", self.vectors.iter().map(|v| v.folder.as_str()), "folder")?;
+        unique(
+            "vectors",
+            self.vectors.iter().map(|v| v.folder.as_str()),
+            "folder",
+        )?;
         for (i, module) in self.modules.iter().enumerate() {
             module.check(&format!("modules[{i}]"))?;
         }
@@ -549,7 +496,10 @@ impl ModuleEntry {
             at("entry_point"),
             "it is no function's name",
         )?;
-        let invocations = self.workgroup_size.iter().try_fold(1_u32, |all, &n| all.checked_mul(n));
+        let invocations = self
+            .workgroup_size
+            .iter()
+            .try_fold(1_u32, |all, &n| all.checked_mul(n));
         need(
             matches!(invocations, Some(1..=1024)),
             at("workgroup_size"),
@@ -573,7 +523,11 @@ impl ModuleEntry {
             place,
             format!("a list has more than {MOST_ENTRIES} entries"),
         )?;
-        unique(place, self.bindings.iter().map(|b| b.name.as_str()), "bindings.name")?;
+        unique(
+            place,
+            self.bindings.iter().map(|b| b.name.as_str()),
+            "bindings.name",
+        )?;
         let slots: Vec<_> = self.bindings.iter().map(|b| (b.group, b.binding)).collect();
         unique(place, slots.iter().copied(), "group and binding")?;
         for (i, binding) in self.bindings.iter().enumerate() {
@@ -587,14 +541,23 @@ impl ModuleEntry {
         let uniforms = self.bindings.iter().filter(|b| b.kind == BindingKind::Uniform);
         need(uniforms.count() == 1, at("bindings"), "exactly one is a uniform")?;
         check_struct(&at("params"), self.params.size, &self.params.fields)?;
-        unique(place, self.structs.iter().map(|s| s.name.as_str()), "structs.name")?;
+        unique(
+            place,
+            self.structs.iter().map(|s| s.name.as_str()),
+            "structs.name",
+        )?;
         for (i, of) in self.structs.iter().enumerate() {
             check_struct(&format!("{place}.structs[{i}]"), of.size, &of.fields)?;
         }
-        unique(place, self.constants.iter().map(|c| c.name.as_str()), "constants.name")?;
+        unique(
+            place,
+            self.constants.iter().map(|c| c.name.as_str()),
+            "constants.name",
+        )?;
         self.check_dispatch(place)?;
         for (prefix, pages) in &self.pages {
-            pages.check(&format!("{place}.pages.{prefix}"))?;
+            let layout = pages.layout();
+            layout.map_err(|error| fault(format!("{place}.pages.{prefix}"), error.to_string()))?;
         }
         let own = self.limits;
         let portable = self.features.is_empty()
@@ -629,26 +592,6 @@ impl ModuleEntry {
             )?;
         }
         Ok(())
-    }
-}
-
-impl PagesEntry {
-    fn check(&self, place: &str) -> Checked {
-        let layout = self.layout().map_err(|error| fault(place, error.to_string()))?;
-        let right = PagesEntry::of(&layout);
-        // Compared as JSON, so that the words name the field.
-        let fields = |entry: &PagesEntry| serde_json::to_value(entry).unwrap_or_default();
-        let (found, expected) = (fields(self), fields(&right));
-        let differs = expected
-            .as_object()
-            .and_then(|all| all.iter().find(|(name, value)| found.get(name.as_str()) != Some(*value)));
-        match differs {
-            None => Ok(()),
-            Some((name, value)) => Err(fault(
-                format!("{place}.{name}"),
-                format!("pages of `{}` at this shape have {value}", self.side),
-            )),
-        }
     }
 }
 
@@ -694,7 +637,10 @@ fn is_identifier(text: &str) -> bool {
 /// A plain file name on every system.
 fn is_file(text: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
-    (1..=160).contains(&text.len()) && text.chars().all(plain) && !text.starts_with('.') && !text.ends_with('.')
+    (1..=160).contains(&text.len())
+        && text.chars().all(plain)
+        && !text.starts_with('.')
+        && !text.ends_with('.')
 }
 
 /// A relative path that stays below its root, on every system.
@@ -717,7 +663,10 @@ fn read_at_most(path: &PathBuf, most: u64) -> Result<Vec<u8>> {
         return Err(refuse("it is no file".to_owned()));
     }
     if found.len() > most {
-        return Err(refuse(format!("it has {} bytes; at most {most} are read", found.len())));
+        return Err(refuse(format!(
+            "it has {} bytes; at most {most} are read",
+            found.len()
+        )));
     }
     fs::read(path).map_err(|error| refuse(error.to_string()))
 }

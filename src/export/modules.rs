@@ -514,7 +514,7 @@ impl Choice {
         kinds
     }
 
-    fn wants(&self, kernel: &str) -> bool {
+    pub(super) fn wants(&self, kernel: &str) -> bool {
         self.kernels.is_empty() || self.kernels.iter().any(|name| name == kernel)
     }
 

@@ -6,9 +6,10 @@ use naga::proc::Layouter;
 use naga::valid::{Capabilities, ModuleInfo, ShaderStages, SubgroupOperationSet, ValidationFlags, Validator};
 use naga::{AddressSpace, Expression, Handle, Literal, ScalarKind, StorageAccess, Type, TypeInner};
 
+use super::geometry::Geometry;
 use super::manifest::{
     BindingEntry, BindingKind, ConstantEntry, ConstantValue, CountsEntry, DispatchEntry, ExtraBinding,
-    FieldEntry, FieldType, Limits, ModuleEntry, NamedStruct, PagesEntry, STORAGE_BUFFERS, StructEntry,
+    FieldEntry, FieldType, Limits, ModuleEntry, NamedStruct, STORAGE_BUFFERS, StructEntry,
 };
 use super::modules::{Counts, Module};
 use super::writers::{ExportTarget, HLSL_GRID_REGISTER, MSL_SIZES_SLOT, Written, write};
@@ -123,7 +124,7 @@ pub(crate) fn entry(module: &Module, target: ExportTarget) -> Result<(ModuleEntr
         pages: module
             .pages
             .iter()
-            .map(|(prefix, page)| ((*prefix).to_owned(), PagesEntry::of(page)))
+            .map(|(prefix, page)| ((*prefix).to_owned(), Geometry::from(page)))
             .collect(),
     };
     Ok((described, written))
@@ -168,7 +169,11 @@ fn bindings(
 }
 
 /// The uniform's struct, and those that are elements of buffers.
-fn structs(kernel: &str, module: &naga::Module, words: &Words<'_>) -> Result<(StructEntry, Vec<NamedStruct>)> {
+fn structs(
+    kernel: &str,
+    module: &naga::Module,
+    words: &Words<'_>,
+) -> Result<(StructEntry, Vec<NamedStruct>)> {
     let mut params = None;
     let mut others = Vec::new();
     for (_, variable) in module.global_variables.iter() {
@@ -296,7 +301,9 @@ impl<'a> Words<'a> {
                 owner = None;
             } else if let (Some(owner), Some((name, _))) = (owner, code.split_once(": ")) {
                 words.fields.insert((owner, name), comment);
-            } else if let Some((name, rest)) = code.strip_prefix("const ").and_then(|rest| rest.split_once(": ")) {
+            } else if let Some((name, rest)) =
+                code.strip_prefix("const ").and_then(|rest| rest.split_once(": "))
+            {
                 let of = rest.split_once(" = ").map_or(rest, |(of, _)| of);
                 words.constants.insert(name, (of, comment));
             } else if let Some((_, declared)) = code

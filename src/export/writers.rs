@@ -133,7 +133,10 @@ impl FromStr for ExportTarget {
         known.ok_or_else(|| Error::Usage {
             asked: format!("target `{text}`"),
             reason: "shaders are not written in it".to_owned(),
-            advice: format!("choose of {}", ExportTarget::ALL.map(ExportTarget::name).join(", ")),
+            advice: format!(
+                "choose of {}",
+                ExportTarget::ALL.map(ExportTarget::name).join(", ")
+            ),
         })
     }
 }
@@ -193,7 +196,9 @@ fn resources(module: &naga::Module) -> impl Iterator<Item = (ResourceBinding, bo
 }
 
 /// The name that a writer gave the only entry point.
-fn only_name<E: fmt::Display>(names: Vec<std::result::Result<String, E>>) -> std::result::Result<String, String> {
+fn only_name<E: fmt::Display>(
+    names: Vec<std::result::Result<String, E>>,
+) -> std::result::Result<String, String> {
     match names.into_iter().next() {
         Some(Ok(name)) => Ok(name),
         Some(Err(error)) => Err(error.to_string()),
@@ -279,7 +284,9 @@ fn to_hlsl(module: &naga::Module, info: &ModuleInfo, halves: bool) -> std::resul
             true => hlsl::ShaderModel::V6_2,
             false => hlsl::ShaderModel::V6_0,
         },
-        binding_map: resources(module).map(|(at, _)| (at, target(at.binding))).collect(),
+        binding_map: resources(module)
+            .map(|(at, _)| (at, target(at.binding)))
+            .collect(),
         fake_missing_bindings: false,
         special_constants_binding: Some(target(HLSL_GRID_REGISTER)),
         zero_initialize_workgroup_memory: false,
