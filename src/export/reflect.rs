@@ -12,7 +12,7 @@ use super::manifest::{
     FieldEntry, FieldType, Limits, ModuleEntry, NamedStruct, STORAGE_BUFFERS, StructEntry,
 };
 use super::modules::{Counts, Module};
-use super::writers::{ExportTarget, HLSL_GRID_REGISTER, Written, write};
+use super::writers::{ExportTarget, HLSL_GRID_REGISTER, MSL_SIZES_SLOT, Written, write};
 use crate::error::{Error, Result};
 use crate::shader::Target;
 use crate::variant::{WORKGROUP_BYTES, WORKGROUP_INVOCATIONS};
@@ -90,6 +90,10 @@ pub(crate) fn entry(module: &Module, target: ExportTarget) -> Result<(ModuleEntr
         ExportTarget::Hlsl => vec![ExtraBinding {
             slot: format!("register(b{HLSL_GRID_REGISTER})"),
             what: "workgroups of the dispatch in x, y and z, three u32".to_owned(),
+        }],
+        ExportTarget::Msl => vec![ExtraBinding {
+            slot: format!("buffer({MSL_SIZES_SLOT})"),
+            what: "declared, and read by nothing: bind any buffer, or none".to_owned(),
         }],
         _ => Vec::new(),
     };

@@ -14,12 +14,16 @@ use naga::valid::ModuleInfo;
 use naga::{AddressSpace, ResourceBinding, ShaderStage, StorageAccess};
 use serde::{Deserialize, Serialize};
 
+use super::manifest::BindingKind;
 use super::reflect;
 use crate::error::{Error, Result};
 use crate::shader::{self, Composer};
 
 /// The register in which HLSL reads the numbers of workgroups of a dispatch, a constant buffer of three u32.
 pub const HLSL_GRID_REGISTER: u32 = 1;
+
+/// The slot of MSL's struct of buffer sizes: declared wherever arrays have no length, and read by nothing here.
+pub(crate) const MSL_SIZES_SLOT: u8 = 30;
 
 /// What shaders are written in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -98,8 +102,7 @@ impl ExportTarget {
     }
 
     /// Where a host of this target puts a buffer, if the target says it otherwise than by group and binding.
-    pub(crate) fn slot(self, kind: super::manifest::BindingKind, binding: u32) -> Option<String> {
-        use super::manifest::BindingKind;
+    pub(crate) fn slot(self, kind: BindingKind, binding: u32) -> Option<String> {
         match self {
             ExportTarget::Wgsl | ExportTarget::WgslBrowser | ExportTarget::Spirv => None,
             ExportTarget::Msl => Some(format!("buffer({binding})")),
@@ -235,7 +238,10 @@ fn to_spirv(kernel: &str, module: &naga::Module, info: &ModuleInfo) -> std::resu
 }
 
 fn to_msl(module: &naga::Module, info: &ModuleInfo) -> std::result::Result<Written, String> {
-    let mut slots = msl::EntryPointResources::default();
+    let mut slots = msl::EntryPointResources {
+        sizes_buffer: Some(MSL_SIZES_SLOT),
+        ..msl::EntryPointResources::default()
+    };
     for (at, mutable) in resources(module) {
         let slot = u8::try_from(at.binding).map_err(|_| format!("binding {} is no slot", at.binding))?;
         slots.resources.insert(
@@ -259,6 +265,9 @@ fn to_msl(module: &naga::Module, info: &ModuleInfo) -> std::result::Result<Writt
     };
     let (text, translated) = msl::write_string(module, info, &options, &msl::PipelineOptions::default())
         .map_err(|error| error.to_string())?;
+    if text.contains("_buffer_sizes.") {
+        return Err("arrayLength would need the sizes of buffers beside them".to_owned());
+    }
     Ok(Written {
         bytes: text.into_bytes(),
         entry_point: only_name(translated.entry_point_names)?,
