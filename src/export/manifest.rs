@@ -1,20 +1,20 @@
 //! `manifest.json` of an export: what each module binds, how its uniform is packed, how it is dispatched and what it needs.
 //! Written from the composed text; read with every field checked, since a manifest may come from anywhere.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::cases::Case;
 use super::geometry::Geometry;
-use super::modules::{Counts, Dispatch};
+use super::modules::{Counts, Dispatch, Shape};
 use super::writers::ExportTarget;
-use super::{Shape, VECTORS};
 use crate::error::{Error, Result};
+use crate::kernels::FloatType;
 use crate::pages::heads_ratio;
 use crate::spec::{Pair, Side};
+use crate::variant::Arithmetic;
 
 /// What `schema` says.
 pub const SCHEMA: &str = "kvpack.shaders";
@@ -50,12 +50,26 @@ pub struct Manifest {
     pub code: Code,
     /// The shape of the cache.
     pub shape: Shape,
+    /// The types of the numbers in a caller's buffers.
+    pub types: Types,
     /// The pairs.
     pub pairs: Vec<String>,
     /// The modules, a file each.
     pub modules: Vec<ModuleEntry>,
     /// The cases, where there are golden vectors.
     pub vectors: Vec<VectorEntry>,
+}
+
+/// The types of the numbers in a caller's buffers: `f32` or `f16`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Types {
+    /// Of new rows of K and V.
+    pub rows: FloatType,
+    /// Of queries.
+    pub queries: FloatType,
+    /// Of outputs.
+    pub outputs: FloatType,
 }
 
 /// What a host must know of the code beside its bindings.
@@ -120,6 +134,9 @@ pub struct ModuleEntry {
     /// Buffers that the target adds to those of the kernel.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub extra_bindings: Vec<ExtraBinding>,
+    /// What scores are computed in, of attention: `f32`, `f16` or `packed`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub arithmetic: Option<Arithmetic>,
     /// The uniform of the binding `params`.
     pub params: StructEntry,
     /// Other structs that buffers hold, by name.
@@ -129,7 +146,7 @@ pub struct ModuleEntry {
     /// How many workgroups.
     pub dispatch: DispatchEntry,
     /// The pages that it reads or writes, by the prefix of their names: `side`, `src`, `k`, `v`.
-    pub pages: std::collections::BTreeMap<String, Geometry>,
+    pub pages: BTreeMap<String, Geometry>,
 }
 
 /// What a module takes of the limits that WebGPU knows by these names.
@@ -266,6 +283,16 @@ pub enum ConstantValue {
     Number(f64),
 }
 
+impl ConstantValue {
+    /// The value of a constant of type u32.
+    pub fn as_u32(self) -> Option<u32> {
+        match self {
+            ConstantValue::Integer(value) => u32::try_from(value).ok(),
+            _ => None,
+        }
+    }
+}
+
 /// What a formula counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -307,25 +334,14 @@ pub struct VectorEntry {
     pub case: String,
     /// Its folder, relative to the manifest.
     pub folder: String,
-    /// The pair, or empty.
-    pub pair: String,
-    /// The phase, or empty.
-    pub phase: String,
+    /// The pair, where it is the case of one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pair: Option<String>,
+    /// `decode` or `prefill`, where it is the case of a pair.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub phase: Option<String>,
     /// The modules that it dispatches.
     pub modules: Vec<String>,
-}
-
-impl VectorEntry {
-    /// Of a case.
-    pub fn of(case: &Case) -> VectorEntry {
-        VectorEntry {
-            case: case.case.clone(),
-            folder: format!("{VECTORS}/{}", case.case),
-            pair: case.pair.clone().unwrap_or_default(),
-            phase: case.phase.clone().unwrap_or_default(),
-            modules: case.modules(),
-        }
-    }
 }
 
 /// What every version of the file has.
@@ -569,8 +585,8 @@ impl ModuleEntry {
         )?;
         self.check_dispatch(place)?;
         for (prefix, pages) in &self.pages {
-            let fits = pages.layout();
-            fits.map_err(|error| fault(format!("{place}.pages.{prefix}"), error.to_string()))?;
+            let layout = pages.layout();
+            layout.map_err(|error| fault(format!("{place}.pages.{prefix}"), error.to_string()))?;
         }
         let own = self.limits;
         let portable = self.features.is_empty()

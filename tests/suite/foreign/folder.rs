@@ -67,7 +67,9 @@ impl Folder {
     /// The names of the modules of which something holds.
     pub fn modules(&self, which: impl Fn(&Value) -> bool) -> impl Iterator<Item = &str> {
         let modules = list(&self.manifest["modules"]).iter();
-        modules.filter(move |module| which(module)).map(|module| text(&module["name"]))
+        modules
+            .filter(move |module| which(module))
+            .map(|module| text(&module["name"]))
     }
 
     pub fn shader(&self, module: &Value) -> Vec<u8> {
@@ -217,15 +219,20 @@ impl Case {
                 let mask = expect["mask"].as_str().map(|file| self.words(file));
                 let differs = |&i: &usize| (want[i] ^ got[i]) & mask.as_ref().map_or(u32::MAX, |m| m[i]) != 0;
                 let count = (0..want.len()).filter(differs).count();
-                (0..want.len())
-                    .find(differs)
-                    .map(|i| format!("{count} words; word {i} is {:#010x}, not {:#010x}", got[i], want[i]))
+                (0..want.len()).find(differs).map(|i| {
+                    format!(
+                        "{count} words; word {i} is {:#010x}, not {:#010x}",
+                        got[i], want[i]
+                    )
+                })
             } else {
                 let want = self.doubles(text(&expect["file"]));
                 let bound = self.doubles(text(&expect["bound"]));
                 let got = numbers(got, self.kind(buffer));
                 assert!(got.len() >= want.len() && want.len() == bound.len(), "{buffer}");
-                let near = |i: usize| (got[i] - want[i]).abs() <= bound[i] || (want[i].is_infinite() && got[i] == want[i]);
+                let near = |i: usize| {
+                    (got[i] - want[i]).abs() <= bound[i] || (want[i].is_infinite() && got[i] == want[i])
+                };
                 let far: Vec<usize> = (0..want.len()).filter(|&i| !near(i)).collect();
                 far.first().map(|&i| {
                     format!(
@@ -260,7 +267,10 @@ impl Case {
 
     /// A word of which no bit counts.
     pub fn free_word(&self, buffer: &str) -> usize {
-        let expect = list(&self.json["expect"]).iter().find(|e| e["buffer"] == buffer).unwrap();
+        let expect = list(&self.json["expect"])
+            .iter()
+            .find(|e| e["buffer"] == buffer)
+            .unwrap();
         let mask = self.words(text(&expect["mask"]));
         mask.iter().position(|&bits| bits == 0).unwrap()
     }
@@ -273,7 +283,10 @@ fn numbers(words: &[u32], kind: &str) -> Vec<f64> {
             let halves = words.iter().flat_map(|word| [*word as u16, (*word >> 16) as u16]);
             halves.map(half).collect()
         }
-        "f32" => words.iter().map(|word| f64::from(f32::from_bits(*word))).collect(),
+        "f32" => words
+            .iter()
+            .map(|word| f64::from(f32::from_bits(*word)))
+            .collect(),
         _ => words.iter().map(|word| f64::from(*word)).collect(),
     }
 }

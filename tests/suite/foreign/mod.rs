@@ -77,13 +77,43 @@ fn other_shapes_types_and_variants_run_in_raw_wgpu() {
     }
     let root = tempfile::tempdir().unwrap();
     let wide = [
-        "--pairs", "int4c(8)/int8", "--kv-heads", "1", "--group", "3", "--head-dim", "40", "--v-head-dim", "24",
-        "--page-tokens", "16", "--rows", "f16", "--queries", "f16", "--outputs", "f16",
+        "--pairs",
+        "int4c(8)/int8",
+        "--kv-heads",
+        "1",
+        "--group",
+        "3",
+        "--head-dim",
+        "40",
+        "--v-head-dim",
+        "24",
+        "--page-tokens",
+        "16",
+        "--rows",
+        "f16",
+        "--queries",
+        "f16",
+        "--outputs",
+        "f16",
     ];
     let features = [
-        "--pairs", "int4", "--reduction", "subgroup", "--arithmetic", "f16", "--kernel", "attention_split",
+        "--pairs",
+        "int4",
+        "--reduction",
+        "subgroup",
+        "--arithmetic",
+        "f16",
+        "--kernel",
+        "attention_split",
     ];
-    let packed = ["--pairs", "int2,fp4", "--arithmetic", "packed", "--kernel", "attention_split"];
+    let packed = [
+        "--pairs",
+        "int2,fp4",
+        "--arithmetic",
+        "packed",
+        "--kernel",
+        "attention_split",
+    ];
     for (more, wanted) in [
         (&wide[..], wgpu::Features::empty()),
         (&features, wgpu::Features::SUBGROUP | wgpu::Features::SHADER_F16),
@@ -120,18 +150,26 @@ fn exported_spirv_runs_in_plain_vulkan() {
 fn the_foreign_judge_finds_a_wrong_bit_a_large_error_and_a_nan() {
     let root = tempfile::tempdir().unwrap();
     let folder = export(root.path(), "wgsl", &["--pairs", "int4", "--phase", "decode"]);
-    let case = folder.cases().find(|case| case.name() == "attention-int4-int4-decode").unwrap();
+    let case = folder
+        .cases()
+        .find(|case| case.name() == "attention-int4-int4-decode")
+        .unwrap();
     let right = case.expected();
     assert_eq!(case.complaints(&right), [""; 0]);
     let wrong = |buffer: &str, change: &dyn Fn(&mut Vec<u32>)| {
         let mut found = right.clone();
         change(found.get_mut(buffer).unwrap());
         let complaints = case.complaints(&found);
-        assert!(complaints.len() == 1 && complaints[0].contains(buffer), "{complaints:?}");
+        assert!(
+            complaints.len() == 1 && complaints[0].contains(buffer),
+            "{complaints:?}"
+        );
     };
     wrong("k_rows", &|words| words[17] ^= 1);
     wrong("output", &|words| words[3] = f32::NAN.to_bits());
-    wrong("output", &|words| words[3] = (f32::from_bits(words[3]) + 0.1).to_bits());
+    wrong("output", &|words| {
+        words[3] = (f32::from_bits(words[3]) + 0.1).to_bits()
+    });
     // A bit that the mask leaves out may be anything.
     let mut found = right.clone();
     let free = case.free_word("k_pages");

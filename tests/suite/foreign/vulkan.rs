@@ -70,7 +70,9 @@ impl Host {
                 queue: device.get_device_queue(family, 0),
                 commands: device.create_command_pool(&pool, None).unwrap(),
                 memory: instance.get_physical_device_memory_properties(physical),
-                name: CStr::from_ptr(properties.device_name.as_ptr()).to_string_lossy().into_owned(),
+                name: CStr::from_ptr(properties.device_name.as_ptr())
+                    .to_string_lossy()
+                    .into_owned(),
                 pipelines: RefCell::default(),
                 device,
                 instance,
@@ -108,7 +110,9 @@ impl Host {
 
     fn buffer(&self, bytes: &[u8], usage: vk::BufferUsageFlags) -> Buffer {
         unsafe {
-            let create = vk::BufferCreateInfo::default().size(bytes.len() as u64).usage(usage);
+            let create = vk::BufferCreateInfo::default()
+                .size(bytes.len() as u64)
+                .usage(usage);
             let buffer = self.device.create_buffer(&create, None).unwrap();
             let needs = self.device.get_buffer_memory_requirements(buffer);
             let wanted = vk::MemoryPropertyFlags::HOST_VISIBLE | vk::MemoryPropertyFlags::HOST_COHERENT;
@@ -137,8 +141,14 @@ impl Host {
     fn mapped<T>(&self, buffer: &Buffer, with: impl FnOnce(&mut [u8]) -> T) -> T {
         unsafe {
             let flags = vk::MemoryMapFlags::empty();
-            let mapped = self.device.map_memory(buffer.memory, 0, buffer.bytes, flags).unwrap();
-            let done = with(std::slice::from_raw_parts_mut(mapped.cast(), buffer.bytes as usize));
+            let mapped = self
+                .device
+                .map_memory(buffer.memory, 0, buffer.bytes, flags)
+                .unwrap();
+            let done = with(std::slice::from_raw_parts_mut(
+                mapped.cast(),
+                buffer.bytes as usize,
+            ));
             self.device.unmap_memory(buffer.memory);
             done
         }
@@ -146,7 +156,9 @@ impl Host {
 
     fn read(&self, buffer: &Buffer) -> Vec<u32> {
         self.mapped(buffer, |bytes| {
-            let words = bytes.chunks_exact(4).map(|four| u32::from_le_bytes(four.try_into().unwrap()));
+            let words = bytes
+                .chunks_exact(4)
+                .map(|four| u32::from_le_bytes(four.try_into().unwrap()));
             words.collect()
         })
     }
@@ -175,7 +187,9 @@ impl Host {
                     .ty(vk::DescriptorType::STORAGE_BUFFER)
                     .descriptor_count(step.bindings.len() as u32),
             ];
-            let create = vk::DescriptorPoolCreateInfo::default().max_sets(1).pool_sizes(&sizes);
+            let create = vk::DescriptorPoolCreateInfo::default()
+                .max_sets(1)
+                .pool_sizes(&sizes);
             let pool = self.device.create_descriptor_pool(&create, None).unwrap();
             let layouts = [pipeline.set];
             let allocate = vk::DescriptorSetAllocateInfo::default()
@@ -201,7 +215,8 @@ impl Host {
             let begin = vk::CommandBufferBeginInfo::default();
             self.device.begin_command_buffer(commands[0], &begin).unwrap();
             let point = vk::PipelineBindPoint::COMPUTE;
-            self.device.cmd_bind_pipeline(commands[0], point, pipeline.pipeline);
+            self.device
+                .cmd_bind_pipeline(commands[0], point, pipeline.pipeline);
             self.device
                 .cmd_bind_descriptor_sets(commands[0], point, pipeline.layout, 0, &[set], &[]);
             let [x, y, z] = step.workgroups;
@@ -221,7 +236,9 @@ impl Host {
             );
             self.device.end_command_buffer(commands[0]).unwrap();
             let submit = vk::SubmitInfo::default().command_buffers(&commands);
-            self.device.queue_submit(self.queue, &[submit], vk::Fence::null()).unwrap();
+            self.device
+                .queue_submit(self.queue, &[submit], vk::Fence::null())
+                .unwrap();
             self.device.queue_wait_idle(self.queue).unwrap();
             self.device.free_command_buffers(self.commands, &commands);
             self.device.destroy_descriptor_pool(pool, None);
@@ -258,9 +275,14 @@ impl Host {
                 .stage(vk::ShaderStageFlags::COMPUTE)
                 .module(shader)
                 .name(&entry);
-            let create = [vk::ComputePipelineCreateInfo::default().stage(stage).layout(layout)];
+            let create = [vk::ComputePipelineCreateInfo::default()
+                .stage(stage)
+                .layout(layout)];
             let cache = vk::PipelineCache::null();
-            let pipeline = self.device.create_compute_pipelines(cache, &create, None).unwrap()[0];
+            let pipeline = self
+                .device
+                .create_compute_pipelines(cache, &create, None)
+                .unwrap()[0];
             Pipeline {
                 shader,
                 set,

@@ -56,7 +56,9 @@ impl Host {
             self.encode(&mut encoder, folder, &step, &buffers);
         }
         self.queue.submit([encoder.finish()]);
-        let read = buffers.iter().map(|(name, buffer)| (name.clone(), self.read(buffer)));
+        let read = buffers
+            .iter()
+            .map(|(name, buffer)| (name.clone(), self.read(buffer)));
         read.collect()
     }
 
@@ -125,32 +127,37 @@ impl Host {
                 count: None,
             })
             .collect();
-        let layout = self.device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
-            label: None,
-            entries: &entries,
-        });
-        let layout = self.device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
-            label: None,
-            bind_group_layouts: &[Some(&layout)],
-            immediate_size: 0,
-        });
+        let layout = self
+            .device
+            .create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
+                label: None,
+                entries: &entries,
+            });
+        let layout = self
+            .device
+            .create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
+                label: None,
+                bind_group_layouts: &[Some(&layout)],
+                immediate_size: 0,
+            });
         let text = String::from_utf8(folder.shader(module)).unwrap();
         let shader = self.device.create_shader_module(wgpu::ShaderModuleDescriptor {
             label: module["name"].as_str(),
             source: wgpu::ShaderSource::Wgsl(text.into()),
         });
-        self.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
-            label: module["name"].as_str(),
-            layout: Some(&layout),
-            module: &shader,
-            entry_point: module["entry_point"].as_str(),
-            // Kernels store before they load: the manifest says that zeroing may be off.
-            compilation_options: wgpu::PipelineCompilationOptions {
-                zero_initialize_workgroup_memory: false,
-                ..Default::default()
-            },
-            cache: None,
-        })
+        self.device
+            .create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+                label: module["name"].as_str(),
+                layout: Some(&layout),
+                module: &shader,
+                entry_point: module["entry_point"].as_str(),
+                // Kernels store before they load: the manifest says that zeroing may be off.
+                compilation_options: wgpu::PipelineCompilationOptions {
+                    zero_initialize_workgroup_memory: false,
+                    ..Default::default()
+                },
+                cache: None,
+            })
     }
 
     fn read(&self, buffer: &wgpu::Buffer) -> Vec<u32> {
@@ -166,7 +173,9 @@ impl Host {
         copy.map_async(wgpu::MapMode::Read, .., |result| result.unwrap());
         self.device.poll(wgpu::PollType::wait_indefinitely()).unwrap();
         let bytes = copy.get_mapped_range(..).unwrap();
-        let words = bytes.chunks_exact(4).map(|four| u32::from_le_bytes(four.try_into().unwrap()));
+        let words = bytes
+            .chunks_exact(4)
+            .map(|four| u32::from_le_bytes(four.try_into().unwrap()));
         words.collect()
     }
 }
