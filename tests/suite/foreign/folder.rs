@@ -265,14 +265,17 @@ impl Case {
         expected.collect()
     }
 
-    /// A word of which no bit counts.
-    pub fn free_word(&self, buffer: &str) -> usize {
+    /// Makes a word of a buffer one that does not count.
+    pub fn leave_out(&self, buffer: &str, word: usize) {
         let expect = list(&self.json["expect"])
             .iter()
             .find(|e| e["buffer"] == buffer)
             .unwrap();
-        let mask = self.words(text(&expect["mask"]));
-        mask.iter().position(|&bits| bits == 0).unwrap()
+        let path = self.folder.join(text(&expect["mask"]));
+        let mut bytes = fs::read(&path).unwrap();
+        let at = number(&self.json["data_offset"]) as usize + 4 * word;
+        bytes[at..at + 4].fill(0);
+        fs::write(path, bytes).unwrap();
     }
 }
 

@@ -11,6 +11,9 @@ use std::process::Command;
 use crate::common;
 use folder::{Case, Folder};
 
+/// Few query heads: software drivers compile larger tiles for seconds.
+const SMALL: [&str; 6] = ["--group", "2", "--head-dim", "32", "--kv-heads", "2"];
+
 /// Runs the command that a user would; the folder is `out` below `root`.
 fn export(root: &Path, target: &str, more: &[&str]) -> Folder {
     let out = root.join(target);
@@ -49,7 +52,7 @@ fn every_export_marked_portable_runs_in_raw_wgpu_at_default_limits() {
         return;
     }
     let root = tempfile::tempdir().unwrap();
-    let folder = export(root.path(), "wgsl", &[]);
+    let folder = export(root.path(), "wgsl", &SMALL);
     let host = webgpu::Host::new(wgpu::Features::empty(), wgpu::Limits::default());
     let cases: Vec<Case> = folder.cases().collect();
     let mut run: Vec<&str> = cases.iter().flat_map(Case::modules).collect();
@@ -134,9 +137,15 @@ fn exported_spirv_runs_in_plain_vulkan() {
         return;
     }
     let root = tempfile::tempdir().unwrap();
-    let folder = export(root.path(), "spirv", &[]);
+    let folder = export(root.path(), "spirv", &SMALL);
     let host = vulkan::Host::new();
-    let cases: Vec<Case> = folder.cases().collect();
+    // Every kernel, and the attention of one pair a phase.
+    let attention = ["attention-int4c-int4-decode", "attention-fp8-fp8-prefill"];
+    let cases: Vec<Case> = folder
+        .cases()
+        .filter(|case| !case.name().starts_with("attention-") || attention.contains(&case.name()))
+        .collect();
+    assert!(cases.iter().any(|case| case.name() == "pages-int4"));
     judge(&folder, &cases, |case| host.run(&folder, case));
     common::say(&format!(
         "kvpack: plain Vulkan reproduced {} cases from SPIR-V on {}",
@@ -171,8 +180,9 @@ fn the_foreign_judge_finds_a_wrong_bit_a_large_error_and_a_nan() {
         words[3] = (f32::from_bits(words[3]) + 0.1).to_bits()
     });
     // A bit that the mask leaves out may be anything.
+    case.leave_out("k_pages", 5);
     let mut found = right.clone();
-    let free = case.free_word("k_pages");
-    found.get_mut("k_pages").unwrap()[free] ^= u32::MAX;
+    found.get_mut("k_pages").unwrap()[5] ^= u32::MAX;
     assert_eq!(case.complaints(&found), [""; 0]);
+    wrong("k_pages", &|words| words[6] ^= 1 << 31);
 }
