@@ -148,6 +148,9 @@ kvpack_need_system() {
     if [ "$use" = test ]; then
         kvpack_have node || packages="$packages nodejs"
         kvpack_have npm || packages="$packages npm"
+        # Checkers of exported shaders: SPIR-V, GLSL and HLSL.
+        kvpack_have spirv-val || packages="$packages spirv-tools"
+        kvpack_have glslangValidator || packages="$packages glslang-tools"
     fi
     if [ "$KVPACK_DRIVER" = none ]; then packages="$packages mesa-vulkan-drivers"; fi
     [ -n "$packages" ] || return 0

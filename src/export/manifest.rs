@@ -280,7 +280,7 @@ pub enum ConstantValue {
     /// An integer.
     Integer(i64),
     /// Any other number.
-    Number(f64),
+    Number(f32),
 }
 
 impl ConstantValue {

@@ -243,7 +243,7 @@ fn constants(module: &naga::Module, words: &Words<'_>) -> Vec<ConstantEntry> {
     let value = |init| match module.global_expressions[init] {
         Expression::Literal(Literal::U32(n)) => Some(ConstantValue::Integer(i64::from(n))),
         Expression::Literal(Literal::I32(n)) => Some(ConstantValue::Integer(i64::from(n))),
-        Expression::Literal(Literal::F32(n)) => Some(ConstantValue::Number(f64::from(n))),
+        Expression::Literal(Literal::F32(n)) => Some(ConstantValue::Number(n)),
         Expression::Literal(Literal::Bool(b)) => Some(ConstantValue::Bool(b)),
         _ => None,
     };
