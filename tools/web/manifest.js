@@ -13,6 +13,7 @@ globalThis.kvpack ??= {};
   const text = (value, at) => (typeof value === 'string' ? value : wrong(at, value, 'a text'));
   const number = (value, at) => (typeof value === 'number' ? value : wrong(at, value, 'a number'));
   const count = (value, at) => (Number.isSafeInteger(value) && value >= 0 ? value : wrong(at, value, 'a whole number'));
+  const truth = (value, at) => (typeof value === 'boolean' ? value : wrong(at, value, 'true or false'));
   const oneOf = (...names) => (value, at) => (names.includes(value) ? value : wrong(at, value, `one of ${names.join(', ')}`));
   const list = (of) => (value, at) => {
     if (!Array.isArray(value)) wrong(at, value, 'a list');
@@ -49,12 +50,12 @@ globalThis.kvpack ??= {};
     scale_layout: text, scale_offset: count, scale_bits: count, token_group: count,
   });
   const MODULE = object({
-    name: text, kernel: text, file: path, entry_point: text, 'what?': text, workgroup_size: triple, portable: (v, at) => (typeof v === 'boolean' ? v : wrong(at, v, 'true or false')),
+    name: text, kernel: text, file: path, entry_point: text, 'what?': text, workgroup_size: triple, portable: truth,
     features: list(text), limits: record(count),
     bindings: list(object({ group: count, binding: count, name: text, kind: oneOf('uniform', 'read', 'read_write'), type: text })),
     params: object({ size: count, fields: list(object({ name: text, type: oneOf('u32', 'f32', 'i32'), offset: count })) }),
     'constants?': list(object({ name: text })),
-    dispatch: object({ counts: oneOf('invocations', 'workgroups'), 'formula?': text, 'x?': text, 'y?': text, 'z?': count }),
+    dispatch: object({ counts: oneOf('invocations', 'workgroups'), formula: text, z: count }),
     'pages?': record(SIDE),
   });
   const MANIFEST = object({
@@ -135,44 +136,22 @@ globalThis.kvpack ??= {};
 
   // ---- numbers --------------------------------------------------------------------------------------------------------
 
-  /** The value of a formula of numbers, params.NAME, + - * /, ceil(...) and parentheses. */
+  /** The value of a formula: a product of numbers, params.NAME, and such divided and rounded up: params.a * ceil(params.b / 4). */
   function evaluate(formula, params) {
-    const tokens = formula.match(/\d+(\.\d+)?|[A-Za-z_][\w.]*|[-+*/(),]|\S/g) ?? [];
-    let at = 0;
-    const fail = () => { throw new FolderError(`the formula ${formula} cannot be read at ${tokens[at] ?? 'its end'}`); };
-    const take = (token) => (tokens[at] === token ? ++at : fail());
-    const atom = () => {
-      const token = tokens[at++] ?? '';
-      if (/^\d/.test(token)) return Number(token);
-      if (token === '(' || token === 'ceil') {
-        if (token === 'ceil') take('(');
-        const value = sum();
-        take(')');
-        return token === 'ceil' ? Math.ceil(value) : value;
-      }
-      const value = params[token.replace(/^params\./, '')];
-      if (!token.startsWith('params.') || typeof value !== 'number') { at--; fail(); }
-      return value;
+    const fail = () => { throw new FolderError(`the formula ${formula} cannot be read`); };
+    const factor = (text) => {
+      const [, of, divisor] = /^\s*(?:ceil\(\s*)?([\w.]+)\s*(?:\/\s*([1-9]\d*)\s*\))?\s*$/.exec(text) ?? fail();
+      if (text.includes('ceil(') !== (divisor !== undefined)) fail();
+      const value = /^\d+$/.test(of) ? Number(of) : of.startsWith('params.') ? params[of.slice('params.'.length)] : undefined;
+      if (typeof value !== 'number') fail();
+      return Math.ceil(value / Number(divisor ?? 1));
     };
-    const product = () => {
-      let value = atom();
-      while (tokens[at] === '*' || tokens[at] === '/') value = tokens[at++] === '*' ? value * atom() : value / atom();
-      return value;
-    };
-    const sum = () => {
-      let value = product();
-      while (tokens[at] === '+' || tokens[at] === '-') value = tokens[at++] === '+' ? value + product() : value - product();
-      return value;
-    };
-    const value = sum();
-    if (at < tokens.length) fail();
-    return value;
+    return formula.split('*').map(factor).reduce((a, b) => a * b, 1);
   }
 
   /** Workgroups of a dispatch by the manifest's rule. */
   function workgroups(module, params) {
-    const { counts, formula, x, y, z = 1 } = module.dispatch;
-    if (formula === undefined) return [evaluate(x ?? '1', params), evaluate(y ?? '1', params), z];
+    const { counts, formula, z } = module.dispatch;
     const value = evaluate(formula, params);
     const groups = counts === 'invocations' ? Math.ceil(value / module.workgroup_size[0]) : value;
     // Folded, since one axis takes 65535 at most.
@@ -196,5 +175,5 @@ globalThis.kvpack ??= {};
     return module.pages[side[1]?.slice(0, -1) ?? 'side'] ?? (more.length === 0 ? only : undefined);
   }
 
-  Object.assign(kvpack, { readManifest, readCase, evaluate, workgroups, packParams, geometryOf });
+  Object.assign(kvpack, { readManifest, readCase, workgroups, packParams, geometryOf });
 })();
