@@ -74,7 +74,7 @@ async function main(args) {
   let manifest;
   try {
     manifest = await kvpack.readManifest(reader);
-    const known = (manifest.vectors ?? []).map((entry) => entry.case);
+    const known = manifest.vectors.map((entry) => entry.case);
     const unknown = options.cases.find((name) => !known.includes(name));
     if (unknown !== undefined) throw new FolderError(`manifest.json has no case ${unknown}; it has ${known.join(', ') || 'none'}`);
   } catch (error) {

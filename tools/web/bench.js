@@ -292,7 +292,7 @@ globalThis.kvpack ??= {};
    * `tell` gets { roof }, { row } and { pair } as they come; it may return a promise, and throws to stop.
    */
   async function runBench({ devices, reader, manifest, context, sequences, cacheBytes, seconds, tell }) {
-    const entries = (manifest.vectors ?? []).filter((entry) => entry.phase === 'decode' && entry.pair);
+    const entries = manifest.vectors.filter((entry) => entry.phase === 'decode' && entry.pair);
     const usable = (entry) => devices.missing(needs(manifest.modules.filter((m) => entry.modules?.includes(m.name)))) === '';
     const here = entries.filter(usable);
     const asked = needs(manifest.modules.filter((m) => /^read_/.test(m.kernel) || here.some((entry) => entry.modules?.includes(m.name))));

@@ -107,9 +107,9 @@ globalThis.kvpack ??= {};
     }
   }
 
-  const ARRAYS = { '<u4': Uint32Array, '<f4': Float32Array, '<f8': Float64Array };
+  const ARRAYS = { '<u4': Uint32Array, '<f2': Uint16Array, '<f4': Float32Array, '<f8': Float64Array };
 
-  /** A .npy file of u32, f32 or f64 numbers, little-endian in C order, as { shape, values }; `values` is a typed array. */
+  /** A .npy file, little-endian in C order, as { type, shape, values }; `values` is a typed array, of bits for <f2. */
   async function readNpy(reader, path) {
     const bytes = await reader.read(path);
     const fail = (what) => { throw new FolderError(`${path}: ${what}`); };
@@ -121,7 +121,7 @@ globalThis.kvpack ??= {};
     const text = new TextDecoder('latin1').decode(bytes.slice(start, start + length));
     const type = /'descr':\s*'([^']*)'/.exec(text)?.[1];
     const shape = /'shape':\s*\(([\d,\s]*)\)/.exec(text)?.[1].split(',').map((n) => n.trim()).filter(Boolean).map(Number);
-    if (!ARRAYS[type] || !shape || !/'fortran_order':\s*False/.test(text)) fail(`numbers <u4, <f4 or <f8 in C order are needed: ${text.trim()}`);
+    if (!ARRAYS[type] || !shape || !/'fortran_order':\s*False/.test(text)) fail(`<u4, <f2, <f4 or <f8 in C order is needed: ${text.trim()}`);
     const Numbers = ARRAYS[type];
     const count = shape.reduce((a, b) => a * b, 1);
     const data = bytes.slice(start + length);

@@ -3,132 +3,124 @@
 globalThis.kvpack ??= {};
 
 (() => {
-  const { FolderError, readNpy, geometryOf } = kvpack;
+  const { FolderError, readNpy } = kvpack;
 
   const hex = (bits) => `0x${bits.toString(16).padStart(8, '0')}`;
   const floats = new DataView(new ArrayBuffer(4));
   const floatOf = (bits) => { floats.setUint32(0, bits); return floats.getFloat32(0); };
 
-  /** Names of a buffer's axes: "[token, head, channel]" gives three. */
-  const axesOf = (buffer) => buffer.axes.replace(/[[\]]/g, '').split(',').map((name) => name.trim()).filter(Boolean);
+  /** The value of a binary16. */
+  function halfOf(bits) {
+    const [power, fraction] = [bits >> 10 & 31, bits & 1023];
+    const size = power === 31 ? (fraction ? NaN : Infinity) : power === 0 ? fraction * 2 ** -24 : (1024 + fraction) * 2 ** (power - 25);
+    return bits & 0x8000 ? -size : size;
+  }
 
-  /** The place of an element in its buffer as [[axis, index]...]. */
-  function indices(buffer, index) {
-    const names = axesOf(buffer);
+  /** The place of an element in an array of such a shape as [[axis, index]...]; `axes` is like "[token, head, channel]". */
+  function indices(axes, shape, index) {
+    const names = axes.replace(/^\[|\]$/g, '').split(',').map((name) => name.trim());
     const place = [];
-    for (let axis = buffer.shape.length - 1; axis >= 0; axis--) {
-      place.unshift([names[axis] ?? `axis ${axis}`, index % buffer.shape[axis]]);
-      index = Math.floor(index / buffer.shape[axis]);
+    for (let axis = shape.length - 1; axis >= 0; axis--) {
+      place.unshift([names[axis] ?? `axis ${axis}`, index % shape[axis]]);
+      index = Math.floor(index / shape[axis]);
     }
     return place;
   }
 
-  /** What the bits `differ` of word `word` of a page are: slot, head and channel of a code, or the place of a scale. */
+  /** What the lowest of the bits `differ` in word `word` of a page holds, as the page layout of shaders/README.md has it. */
   function placeInPage(page, word, differ) {
-    const low = 31 - Math.clz32(differ & -differ);
+    const bit = 31 - Math.clz32(differ & -differ);
+    const padding = [['padding', '']];
     if (word < page.heads * page.head_words * page.page_tokens) {
       const column = Math.floor(word / page.page_tokens);
-      const channel = (column % page.head_words) * (32 / page.bits) + Math.floor(low / page.bits);
-      return [['slot', word % page.page_tokens], ['head', Math.floor(column / page.head_words)], ['channel', channel], ['plane', 'codes']];
+      const channel = (column % page.head_words) * (32 / page.bits) + Math.floor(bit / page.bits);
+      const place = [['slot', word % page.page_tokens], ['head', Math.floor(column / page.head_words)]];
+      return channel < page.head_dim ? [...place, ['channel', channel], ['code', '']] : [...place, ...padding];
     }
-    if (page.scale_bits === 0 || word < page.scale_offset) return [['plane', 'padding']];
-    const element = (word - page.scale_offset) * (32 / page.scale_bits) + Math.floor(low / page.scale_bits);
+    if (word < page.scale_offset || page.scale_bits === 0) return padding;
+    const element = Math.floor(((word - page.scale_offset) * 32 + bit) / page.scale_bits);
     const row = page.heads * page.head_dim;
-    const slots = [['slot', element % page.page_tokens]];
-    const column = Math.floor(element / page.page_tokens);
+    const [slot, column] = [element % page.page_tokens, Math.floor(element / page.page_tokens)];
     switch (page.scale_layout) {
-      case 'per_token': return column < page.heads ? [...slots, ['head', column], ['plane', 'scales']] : [['plane', 'padding']];
-      case 'per_block': return column < row / 16 ? [...slots, ['block', column], ['plane', 'scales']] : [['plane', 'padding']];
+      case 'per_token': return column < page.heads ? [['slot', slot], ['head', column], ['scale', '']] : padding;
+      case 'per_block': return column < row / 16 ? [['slot', slot], ['block', column], ['scale', '']] : padding;
       case 'per_channel': {
-        const group = Math.floor(element / row);
-        if (group >= page.page_tokens / page.token_group) return [['plane', 'padding']];
-        const channel = element % row;
-        return [['token group', group], ['head', Math.floor(channel / page.head_dim)], ['channel', channel % page.head_dim], ['plane', 'scales']];
+        const [group, channel] = [Math.floor(element / row), element % row];
+        if (group >= page.page_tokens / page.token_group) return padding;
+        return [['token group', group], ['head', Math.floor(channel / page.head_dim)], ['channel', channel % page.head_dim], ['scale', '']];
       }
-      default: return [['plane', 'padding']];
+      default: return padding;
     }
-  }
-
-  /** The geometry of the pages that a buffer of the case holds, from the first step that binds it as pages. */
-  function pagesOf(modules, kase, name) {
-    for (const step of kase.steps) {
-      for (const [binding, buffer] of Object.entries(step.bindings)) {
-        const geometry = buffer === name && geometryOf(modules.get(step.module), binding);
-        if (geometry) return geometry;
-      }
-    }
-    return undefined;
   }
 
   /** Judges one `expect` of a case by the buffer's words. Reads the expected numbers from the folder. */
-  async function judge(reader, folder, modules, kase, expect, words) {
+  async function judge(reader, folder, kase, expect, words) {
     const buffer = kase.buffers.find((b) => b.name === expect.buffer);
-    const load = async (file, types) => {
+    const load = async (file, type, count) => {
       const array = await readNpy(reader, `${folder}/${file}`);
-      if (!types.includes(array.type)) throw new FolderError(`${folder}/${file}: ${types.join(' or ')} is needed, not ${array.type}`);
-      if (array.shape.join() !== buffer.shape.join()) {
-        throw new FolderError(`${folder}/${file}: shape (${array.shape.join(', ')}), that of buffer ${buffer.name} is (${buffer.shape.join(', ')})`);
-      }
+      if (array.type !== type) throw new FolderError(`${folder}/${file}: ${type} is needed, not ${array.type}`);
+      if (array.values.length !== count) throw new FolderError(`${folder}/${file}: ${array.values.length} numbers, buffer ${buffer.name} has ${count}`);
       return array.values;
     };
-    let compared = 0;
-    let failures = 0;
-    let worst = 0; // the largest share of a bound
+    const result = { name: expect.name, rule: expect.rule, kernels: expect.kernels, ok: false, compared: 0, failures: 0 };
     let first = -1;
-    let expected;
-    let mask;
+    const fail = (i) => {
+      if (result.failures++ === 0) first = i;
+    };
     if (expect.rule === 'bits') {
-      expected = await load(expect.file, ['<u4']);
-      mask = expect.mask && await load(expect.mask, ['<u4']);
+      const expected = await load(expect.file, '<u4', words.length);
+      const mask = expect.mask && await load(expect.mask, '<u4', words.length);
       for (let i = 0; i < words.length; i++) {
         const which = mask ? mask[i] : 0xffffffff;
         if (which === 0) continue;
-        compared++;
-        if (((words[i] ^ expected[i]) & which) === 0) continue;
-        failures++;
-        if (first < 0) first = i;
+        result.compared++;
+        if (((words[i] ^ expected[i]) & which) !== 0) fail(i);
       }
+      if (first >= 0) result.first = differentBits(buffer, first, words[first], expected[first], mask ? mask[first] : 0xffffffff);
     } else {
-      expected = await load(expect.file, ['<f8']);
-      const bound = await load(expect.bound, ['<f8']);
-      const found = new Float32Array(words.buffer, words.byteOffset, words.length);
+      const found = numbers(buffer, words);
+      const expected = await load(expect.file, '<f8', found.length);
+      const bound = await load(expect.bound, '<f8', found.length);
+      result.worst = 0; // the largest share of a bound
       for (let i = 0; i < found.length; i++) {
-        compared++;
-        const finite = Math.abs(expected[i]) !== Infinity;
+        result.compared++;
         const error = Math.abs(found[i] - expected[i]);
-        // Written so that a NaN fails.
-        if (finite ? error <= bound[i] : found[i] === expected[i]) {
-          if (finite && error > 0) worst = Math.max(worst, error / bound[i]);
-          continue;
+        // Written so that a NaN fails. Infinities have no distance.
+        if (Math.abs(expected[i]) === Infinity ? found[i] === expected[i] : error <= bound[i]) {
+          if (error > 0) result.worst = Math.max(result.worst, error / bound[i]);
+        } else {
+          fail(i);
         }
-        failures++;
-        if (first < 0) first = i;
       }
-      if (first >= 0) mask = bound;
+      if (first >= 0) {
+        const place = indices(buffer.axes, buffer.shape, first);
+        result.first = { index: first, place, expected: String(expected[first]), found: String(found[first]), bound: String(bound[first]) };
+      }
     }
-    const result = { name: expect.name, rule: expect.rule, kernels: expect.kernels, ok: failures === 0 && compared > 0, compared, failures };
-    if (expect.rule === 'bound') result.worst = worst;
-    if (compared === 0) result.message = 'nothing was compared';
-    if (first >= 0) result.first = difference(modules, kase, buffer, expect.rule, first, words, expected, mask);
+    if (result.compared === 0) result.message = 'nothing was compared';
+    result.ok = result.failures === 0 && result.compared > 0;
     return result;
   }
 
-  function difference(modules, kase, buffer, rule, index, words, expected, other) {
-    const place = indices(buffer, index);
-    if (rule === 'bound') {
-      return {
-        index, place, expected: String(expected[index]), found: `${floatOf(words[index])} (${hex(words[index])})`, bound: String(other[index]),
-      };
-    }
-    const differ = (words[index] ^ expected[index]) & (other ? other[index] : 0xffffffff);
-    const page = pagesOf(modules, kase, buffer.name);
-    if (page && place.length > 0) place.push(...placeInPage(page, place.at(-1)[1], differ));
-    const show = (bits) => (buffer.type === 'f32' ? `${hex(bits)} (${floatOf(bits)})` : hex(bits));
-    return { index, place, expected: show(expected[index]), found: show(words[index]), differing: hex(differ >>> 0) };
+  /** The numbers of a buffer of floats. */
+  function numbers(buffer, words) {
+    const count = buffer.shape.reduce((a, b) => a * b, 1);
+    if (buffer.type === 'f16') return Float64Array.from(new Uint16Array(words.buffer, words.byteOffset, count), halfOf);
+    return new Float32Array(words.buffer, words.byteOffset, count);
   }
 
-  /** A place as words: "page 3, word 120, slot 5, head 0, channel 12, codes". */
-  const placeText = (place) => place.map(([name, at]) => (name === 'plane' ? at : `${name} ${at}`)).join(', ');
+  function differentBits(buffer, index, found, expected, mask) {
+    const differing = ((found ^ expected) & mask) >>> 0;
+    // Two numbers of binary16 lie in a word.
+    const number = buffer.type === 'f16' ? index * 2 + ((differing & 0xffff) === 0 ? 1 : 0) : index;
+    const place = indices(buffer.axes, buffer.shape, number);
+    if (buffer.geometry) place.push(...placeInPage(buffer.geometry, place.at(-1)[1], differing));
+    const show = (bits) => (buffer.type === 'f32' ? `${hex(bits)} (${floatOf(bits)})` : hex(bits));
+    return { index, place, expected: show(expected), found: show(found), differing: hex(differing) };
+  }
+
+  /** A place as words: "page 3, word 120, slot 5, head 0, channel 12, code". */
+  const placeText = (place) => place.map(([name, at]) => `${name} ${at}`.trim()).join(', ');
 
   Object.assign(kvpack, { judge, placeText });
 })();

@@ -45,26 +45,25 @@ globalThis.kvpack ??= {};
     return value.length === 3 ? value : wrong(at, value, 'three numbers');
   };
 
-  const SIDE = object({
+  const GEOMETRY = object({
     side: text, bits: count, heads: count, head_dim: count, head_words: count, page_tokens: count, page_words: count,
     scale_layout: text, scale_offset: count, scale_bits: count, token_group: count,
   });
   const MODULE = object({
-    name: text, kernel: text, file: path, entry_point: text, 'what?': text, workgroup_size: triple, portable: truth,
+    name: text, kernel: text, file: path, entry_point: text, workgroup_size: triple, portable: truth,
     features: list(text), limits: record(count),
     bindings: list(object({ group: count, binding: count, name: text, kind: oneOf('uniform', 'read', 'read_write'), type: text })),
     params: object({ size: count, fields: list(object({ name: text, type: oneOf('u32', 'f32', 'i32'), offset: count })) }),
-    'constants?': list(object({ name: text })),
     dispatch: object({ counts: oneOf('invocations', 'workgroups'), formula: text, z: count }),
-    'pages?': record(SIDE),
+    pages: record(GEOMETRY),
   });
   const MANIFEST = object({
-    generator: text, target: text, pairs: list(text), modules: list(MODULE),
-    'shape?': record(count), 'vectors?': list(object({ case: text, folder: path, 'pair?': text, 'phase?': text, 'modules?': list(text) })),
+    generator: text, target: text, shape: record(count), pairs: list(text), modules: list(MODULE),
+    vectors: list(object({ case: text, folder: path, pair: text, phase: text, modules: list(text) })),
   });
   const CASE = object({
     case: text, data_offset: count,
-    buffers: list(object({ name: text, type: oneOf('u32', 'f32'), shape: list(count), axes: text, 'file?': path, 'fill?': text })),
+    buffers: list(object({ name: text, type: oneOf('u32', 'f32', 'f16'), shape: list(count), axes: text, 'file?': path, 'fill?': text, 'geometry?': GEOMETRY })),
     steps: list(object({ module: text, workgroups: triple, params: record(number), bindings: record(text) })),
     expect: list(object({ name: text, buffer: text, rule: oneOf('bits', 'bound'), file: path, 'mask?': path, 'bound?': path, kernels: list(text) })),
   });
@@ -167,13 +166,5 @@ globalThis.kvpack ??= {};
     return bytes.buffer;
   }
 
-  /** The page geometry of what a module binds as `binding`, or undefined where that holds no pages. */
-  function geometryOf(module, binding) {
-    const side = /^(\w+?_)?pages$/.exec(binding);
-    if (!side || !module.pages) return undefined;
-    const [only, ...more] = Object.values(module.pages);
-    return module.pages[side[1]?.slice(0, -1) ?? 'side'] ?? (more.length === 0 ? only : undefined);
-  }
-
-  Object.assign(kvpack, { readManifest, readCase, workgroups, packParams, geometryOf });
+  Object.assign(kvpack, { readManifest, readCase, workgroups, packParams });
 })();

@@ -33,9 +33,9 @@
   }
 
   function showFolder({ name }, manifest) {
-    const { shape = {}, modules, vectors = [] } = manifest;
+    const { shape, modules, vectors } = manifest;
     const facts = [['Folder', name], ['Written by', manifest.generator]];
-    if (shape.kv_heads) {
+    if (shape.q_heads) {
       const dims = shape.k_head_dim === shape.v_head_dim ? shape.k_head_dim : `${shape.k_head_dim} and ${shape.v_head_dim}`;
       facts.push(['Shape', `${shape.q_heads} query heads, ${some(shape.kv_heads, 'KV head')} of ${dims} channels, pages of ${shape.page_tokens} tokens`]);
     }
@@ -67,11 +67,11 @@
       element('th', { scope: 'row' }, row.kernel),
       element('td', { class: 'n' }, `${row.compiled} of ${row.modules}`),
       element('td', { class: 'n' }, row.checks === 0 ? 'no case' : `${row.passed} of ${row.checks}`),
-      result('td', row.status === 'ok' && row.compiled === 0 ? 'left out' : row.status))));
+      result('td', row.status))));
   }
 
   function complain(module) {
-    at('complaints').append(element('div', { class: 'complaint' },
+    at('complaints').append(element('div', { class: `complaint ${WORDS[module.status][1]}` },
       element('p', {}, element('strong', {}, module.name), module.status === 'failed' ? ' does not compile' : ' is left out'),
       element('pre', { tabindex: '0' }, module.message)));
   }
@@ -138,7 +138,7 @@
       at('results').hidden = false;
       at('progress').hidden = false;
       at('verdict').className = 'verdict quiet';
-      const steps = manifest.modules.length + (manifest.vectors ?? []).length;
+      const steps = manifest.modules.length + manifest.vectors.length;
       const tell = ({ module, case: kase, done, of }) => {
         at('progress').value = (module ? done : manifest.modules.length + done) / steps;
         at('verdict').textContent = module ? `Compiling: ${done} of ${some(of, 'module')}` : `Running: ${done} of ${some(of, 'case')}`;
@@ -154,7 +154,7 @@
       showKernels(results.kernels);
       at('progress').hidden = true;
       at('save').hidden = false;
-      at('bench').hidden = !(manifest.vectors ?? []).some((entry) => entry.phase === 'decode');
+      at('bench').hidden = !manifest.vectors.some((entry) => entry.phase === 'decode');
       showVerdict(results);
     } catch (error) {
       at('progress').hidden = true;
