@@ -531,7 +531,12 @@ impl Gpu {
 
     /// A buffer that holds `data`, for uniforms.
     pub fn uniform<T: Pod>(&self, data: &T) -> wgpu::Buffer {
-        let mut bytes = bytemuck::bytes_of(data).to_vec();
+        self.uniform_bytes(bytemuck::bytes_of(data))
+    }
+
+    /// The same from bytes.
+    pub(crate) fn uniform_bytes(&self, bytes: &[u8]) -> wgpu::Buffer {
+        let mut bytes = bytes.to_vec();
         bytes.resize(bytes.len().next_multiple_of(16), 0);
         self.filled(&bytes, wgpu::BufferUsages::UNIFORM)
     }

@@ -27,6 +27,7 @@
 //! | `generate` | text from a trained model, token by token (feature `models`) |
 //! | [`validate`] | every kernel on an adapter against the reference |
 //! | [`bench`](mod@bench) | how fast decode, append and prefill are, beside the read roof |
+//! | `export` | composed shaders for other engines, with golden vectors (feature `export`) |
 //!
 //! Packing a row and reading it back, on the CPU:
 //!
@@ -66,12 +67,16 @@ pub mod capacity;
 pub mod checkpoint;
 pub mod drift;
 pub mod error;
+#[cfg(feature = "export")]
+pub mod export;
 pub mod formats;
 #[cfg(feature = "models")]
 pub mod generate;
 pub mod gpu;
 pub mod kernels;
 pub mod model;
+#[cfg(any(feature = "models", feature = "export"))]
+mod npy;
 pub mod options;
 pub mod pages;
 pub mod reference;

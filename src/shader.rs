@@ -45,6 +45,11 @@ impl Composer {
         }
     }
 
+    /// The kernel's name, which is its entry point.
+    pub fn kernel(&self) -> &str {
+        &self.kernel
+    }
+
     /// Adds a part, unless one of that name is there.
     pub fn part(&mut self, name: &str, text: &str) -> &mut Composer {
         if !self.parts.iter().any(|(known, _)| known == name) {

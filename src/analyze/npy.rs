@@ -1,5 +1,4 @@
-//! One array of a `.npy` file (NumPy's format, versions 1 to 3). Our own reader: the crates for it bring a parser
-//! generator, and believe the length of the header.
+//! One array of floats of a `.npy` file.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -8,9 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::checkpoint::blocks::BlockType;
 use crate::checkpoint::{PIECE, finite, reserve};
 use crate::error::{Error, Result};
-
-/// The longest header that is read: real ones have 64 to a few hundred bytes.
-const MAX_HEADER: u64 = 1 << 16;
+use crate::npy;
 
 /// An open file.
 #[derive(Debug)]
@@ -29,58 +26,29 @@ impl Npy {
     /// [`Error::Usage`] that says what is wrong: no such file, another type than f32, f16 and bf16, an order that is not
     /// row-major, too few or too many bytes.
     pub fn open(path: &Path) -> Result<Npy> {
-        let failed = |error| refuse(path, format!("it cannot be read: {error}"));
-        let mut file = File::open(path).map_err(failed)?;
-        let length = file.metadata().map_err(failed)?.len();
-        let mut start = [0; 12];
-        let known = length.min(12) as usize;
-        file.read_exact(&mut start[..known]).map_err(failed)?;
-        if start[..6] != *b"\x93NUMPY" || known < 12 {
-            return Err(refuse(path, "it is no .npy file"));
-        }
-        let (data, header_length) = match start[6] {
-            1 => (10, u64::from(u16::from_le_bytes([start[8], start[9]]))),
-            2 | 3 => (
-                12,
-                u64::from(u32::from_le_bytes([start[8], start[9], start[10], start[11]])),
-            ),
-            other => {
-                return Err(refuse(path, format!("it has version {other}; 1 to 3 are read")));
+        let (file, header) = npy::open(path).map_err(|reason| refuse(path, reason))?;
+        let kind = match header.descr.as_str() {
+            "<f4" => BlockType::F32,
+            "<f2" => BlockType::F16,
+            // What numpy calls the type of ml_dtypes, which it does not know.
+            "<V2" | "|V2" | "bfloat16" => BlockType::Bf16,
+            descr => {
+                return Err(refuse(
+                    path,
+                    format!("its numbers are '{descr}'; types that are read: <f4, <f2 and V2 (bfloat16)"),
+                ));
             }
         };
-        if header_length > MAX_HEADER.min(length.saturating_sub(data)) {
-            return Err(refuse(
-                path,
-                format!("its header would take {header_length} bytes of a file of {length}"),
-            ));
+        if header.needed(kind.bytes()) != Some(header.bytes) {
+            return Err(refuse(path, header.unfit()));
         }
-        file.seek(SeekFrom::Start(data)).map_err(failed)?;
-        let mut header = vec![0; header_length as usize];
-        file.read_exact(&mut header).map_err(failed)?;
-        let header = String::from_utf8(header).map_err(|_| refuse(path, "its header is no text"))?;
-        let (kind, shape) = parse(&header).map_err(|reason| refuse(path, reason))?;
-        let opened = Npy {
+        Ok(Npy {
             path: path.to_owned(),
             file,
             kind,
-            shape,
-            data: data + header_length,
-        };
-        let bytes = opened
-            .shape
-            .iter()
-            .try_fold(opened.kind.bytes(), |bytes, &extent| bytes.checked_mul(extent));
-        if bytes != Some(length - opened.data) {
-            return Err(refuse(
-                path,
-                format!(
-                    "shape {:?} does not fit the {} bytes after its header: it is truncated or damaged",
-                    opened.shape,
-                    length - opened.data
-                ),
-            ));
-        }
-        Ok(opened)
+            shape: header.shape,
+            data: header.data,
+        })
     }
 
     /// The array's shape, outermost dimension first.
@@ -117,89 +85,6 @@ fn refuse(path: &Path, reason: impl Into<String>) -> Error {
         reason: reason.into(),
         advice: "write it with numpy.save(file, numpy.ascontiguousarray(x, dtype=numpy.float32))".to_owned(),
     }
-}
-
-/// Type and shape of a header: a Python dict of `descr`, `fortran_order` and `shape`, in any order.
-fn parse(header: &str) -> std::result::Result<(BlockType, Vec<u64>), String> {
-    let wrong = || {
-        format!(
-            "its header is no {{'descr', 'fortran_order', 'shape'}}: {}",
-            short(header)
-        )
-    };
-    let inner = header
-        .trim()
-        .strip_prefix('{')
-        .and_then(|rest| rest.strip_suffix('}'));
-    let mut rest = inner.ok_or_else(wrong)?.trim();
-    let (mut descr, mut order, mut shape) = (None, None, None);
-    while !rest.is_empty() {
-        let (key, after) = quoted(rest).ok_or_else(wrong)?;
-        let value = after
-            .trim_start()
-            .strip_prefix(':')
-            .ok_or_else(wrong)?
-            .trim_start();
-        let end = if value.starts_with('(') {
-            value.find(')').ok_or_else(wrong)? + 1
-        } else {
-            value.find(',').unwrap_or(value.len())
-        };
-        let (text, after) = value.split_at(end);
-        let slot = match key {
-            "descr" => &mut descr,
-            "fortran_order" => &mut order,
-            "shape" => &mut shape,
-            _ => return Err(wrong()),
-        };
-        if slot.replace(text.trim()).is_some() {
-            return Err(format!("its header has {key} twice"));
-        }
-        rest = after.trim_start();
-        rest = rest.strip_prefix(',').unwrap_or(rest).trim_start();
-    }
-    let (Some(descr), Some(order), Some(shape)) = (descr, order, shape) else {
-        return Err(wrong());
-    };
-    let kind = match quoted(descr) {
-        Some(("<f4", "")) => BlockType::F32,
-        Some(("<f2", "")) => BlockType::F16,
-        // What numpy calls the type of ml_dtypes, which it does not know.
-        Some(("<V2" | "|V2" | "bfloat16", "")) => BlockType::Bf16,
-        _ => {
-            return Err(format!(
-                "its numbers are {}; types that are read: <f4, <f2 and V2 (bfloat16)",
-                short(descr)
-            ));
-        }
-    };
-    if order != "False" {
-        return Err(format!(
-            "fortran_order is {}: the numbers are not row-major",
-            short(order)
-        ));
-    }
-    let list = shape
-        .strip_prefix('(')
-        .and_then(|rest| rest.strip_suffix(')'))
-        .ok_or_else(|| format!("its shape is {}", short(shape)))?;
-    let list = list.trim().strip_suffix(',').unwrap_or(list.trim());
-    let extents = list.split(',').filter(|_| !list.is_empty());
-    let extents = extents.map(|extent| extent.trim().parse::<u64>());
-    let shape = extents
-        .collect::<std::result::Result<_, _>>()
-        .map_err(|_| format!("its shape is {}", short(shape)))?;
-    Ok((kind, shape))
-}
-
-/// The text in quotes at the start, and what follows.
-fn quoted(text: &str) -> Option<(&str, &str)> {
-    let quote = text.chars().next().filter(|c| matches!(c, '\'' | '"'))?;
-    text[1..].split_once(quote)
-}
-
-fn short(text: &str) -> String {
-    text.chars().take(60).collect()
 }
 
 #[cfg(test)]

@@ -39,7 +39,7 @@ pub const READ_BLOCK: Listed = listed!("read_block", include_str!("../../shaders
 pub const ALL: [Listed; 3] = [READ_STRIDE, READ_FOUR, READ_BLOCK];
 
 /// The kernels that are tried: each with so many invocations a workgroup.
-const TRIED: [(Listed, u32); 4] = [
+pub(crate) const TRIED: [(Listed, u32); 4] = [
     (READ_STRIDE, 64),
     (READ_STRIDE, 256),
     (READ_FOUR, 256),
@@ -55,7 +55,7 @@ pub struct Params {
 }
 
 /// Vectors of one invocation, about: 1 KiB, beside which the 4 bytes that it writes do not count.
-const VECTORS: u64 = 64;
+pub(crate) const VECTORS: u64 = 64;
 /// The most workgroups of a dispatch.
 const MOST_GROUPS: u64 = 65_535;
 /// The most bytes of one buffer.
@@ -70,7 +70,7 @@ pub fn catalogue() -> Vec<(String, Composer)> {
         .collect()
 }
 
-fn composer(kernel: &Listed, size: u32) -> Composer {
+pub(crate) fn composer(kernel: &Listed, size: u32) -> Composer {
     let mut composer = Composer::new(kernel.name, kernel.wgsl);
     composer.set("WG_SIZE", size);
     composer

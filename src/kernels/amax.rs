@@ -45,7 +45,7 @@ pub const LISTED: Listed = Listed {
 };
 
 /// Numbers of one invocation, of one head.
-const PER_INVOCATION: u32 = 16;
+pub(crate) const PER_INVOCATION: u32 = 16;
 
 /// The planned kernel.
 #[derive(Debug)]

@@ -45,7 +45,7 @@ pub const ALL: [Listed; 9] = [
 ];
 
 /// Rows and columns of a workgroup of `matmul`, and columns of one of `matvec`.
-const TILE: u64 = 32;
+pub(crate) const TILE: u64 = 32;
 
 /// Up to so many rows `matvec` is used: `matmul` would compute most of its 32 rows for nothing.
 const FEW_ROWS: u32 = 4;

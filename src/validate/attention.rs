@@ -401,36 +401,21 @@ impl Fixture {
     /// [`Arithmetic::score_error`] in each score, and are compared with queries as they round them. NaN fails.
     pub fn compare(&self, got: &Outputs, reference: &Outputs) -> Comparison {
         let v_dim = self.v.head_dim as usize;
-        let cap_error = f64::from(self.options.softcap.unwrap_or(0.0)) * 1e-6;
         let queries = self.queries();
         let mut comparison = Comparison::default();
         for row in 0..got.lse.len() {
-            let Plain {
-                output: plain,
-                max_v,
-                score_error,
-            } = self.plain_f32(row, &queries);
+            let plain = self.plain_f32(row, &queries);
             let wanted = &reference.output[row * v_dim..][..v_dim];
-            let plain_error = wanted
-                .iter()
-                .zip(&plain)
-                .map(|(a, &b)| (a - f64::from(b)).abs())
-                .fold(0.0, f64::max);
-            // Weights move by no more than exp(2 x the scores' error) - 1, and outputs lie between the values.
-            let moved = (2.0 * score_error).exp_m1() * 2.0;
-            let bound = 2.0 * plain_error + (SLACK + cap_error + moved) * max_v;
+            let bound = plain.bound(wanted);
             for (a, b) in got.output[row * v_dim..].iter().zip(wanted) {
-                let rounding = match self.output_float {
-                    FloatType::F32 => 0.0,
-                    FloatType::F16 => (b.abs() * 2.0_f64.powi(-11)).max(2.0_f64.powi(-25)),
-                };
+                let rounding = output_rounding(self.output_float, *b);
                 comparison.judge((a - b).abs(), bound + rounding);
             }
             let (a, b) = (got.lse[row], reference.lse[row]);
             if a == b {
                 comparison.judge(0.0, 1.0);
             } else {
-                comparison.judge((a - b).abs(), SLACK * (1.0 + b.abs()) + cap_error + score_error);
+                comparison.judge((a - b).abs(), plain.lse_bound(b));
             }
         }
         comparison
@@ -443,13 +428,11 @@ impl Fixture {
         let k_dim = self.k.head_dim as usize;
         let q = &queries[row * k_dim..][..k_dim];
         let options = &self.options;
-        let scale = options.score_scale(self.k.head_dim) as f32;
-        let capped = |score: f32| options.softcap.map_or(score, |cap| cap * (score / cap).tanh());
         let words = |pages: &[u32], id: u32, page: &PageLayout| {
             let at = (id * page.words) as usize;
             pages[at..at + page.words as usize].to_vec()
         };
-        let (mut scores, mut values, mut max_v, mut score_error) = (Vec::new(), Vec::new(), 0.0_f64, 0.0_f64);
+        let mut seen = Vec::new();
         for item in &self.items {
             let tokens = item.query as usize..(item.query + item.queries) as usize;
             if !tokens.contains(&token) {
@@ -468,38 +451,84 @@ impl Fixture {
                     }
                     let k = |c| self.k.number(&k_page, slot, kv_head, c, self.tensor_scales[0]);
                     let key: Vec<f32> = (0..self.k.head_dim).map(k).collect();
-                    let dot = q.iter().zip(&key).map(|(x, k)| x * k).sum::<f32>();
-                    let error = self.arithmetic().score_error(q, &key) * f64::from(scale);
-                    score_error = score_error.max(error);
-                    scores.push(capped(dot * scale));
                     let v = |c| self.v.number(&v_page, slot, kv_head, c, self.tensor_scales[1]);
                     let value: Vec<f32> = (0..self.v.head_dim).map(v).collect();
-                    max_v = value.iter().fold(max_v, |m, x| m.max(f64::from(x.abs())));
-                    values.push(value);
+                    seen.push((key, value));
                 }
             }
         }
         let sink = options.sinks.as_ref().map(|sinks| sinks[head as usize]);
-        let m = scores.iter().fold(sink.unwrap_or(f32::MIN), |m, &s| m.max(s));
-        let p: Vec<f32> = scores.iter().map(|s| (s - m).exp()).collect();
-        let l: f32 = p.iter().sum::<f32>() + sink.map_or(0.0, |sink| (sink - m).exp());
-        let sum = |c: usize| p.iter().zip(&values).map(|(p, v)| p * v[c]).sum::<f32>();
-        let output = |c| if l == 0.0 { 0.0 } else { sum(c) / l };
-        Plain {
-            output: (0..self.v.head_dim as usize).map(output).collect(),
-            max_v,
-            score_error,
-        }
+        Plain::new(q, &seen, (options, sink), (self.arithmetic(), self.v.head_dim))
     }
 }
 
-/// Plain attention of one query row.
-struct Plain {
+/// Plain attention of one query row in f32.
+pub(crate) struct Plain {
     output: Vec<f32>,
     /// Largest magnitude of the values.
     max_v: f64,
     /// What any score may be off by beyond f32.
     score_error: f64,
+    /// The same, by a soft cap.
+    cap_error: f64,
+}
+
+impl Plain {
+    /// Attention of a row of queries over the keys and values that it sees, with the sink of its head, scored in
+    /// `arithmetic`, into `v_head_dim` channels.
+    pub(crate) fn new<S>(
+        q: &[f32],
+        seen: &[(Vec<f32>, Vec<f32>)],
+        (options, sink): (&AttentionOptions<S>, Option<f32>),
+        (arithmetic, v_head_dim): (Arithmetic, u32),
+    ) -> Plain {
+        let scale = options.score_scale(q.len() as u32) as f32;
+        let capped = |score: f32| options.softcap.map_or(score, |cap| cap * (score / cap).tanh());
+        let (mut scores, mut max_v, mut score_error) = (Vec::new(), 0.0_f64, 0.0_f64);
+        for (key, value) in seen {
+            let dot = q.iter().zip(key).map(|(x, k)| x * k).sum::<f32>();
+            let error = arithmetic.score_error(q, key) * f64::from(scale);
+            score_error = score_error.max(error);
+            scores.push(capped(dot * scale));
+            max_v = value.iter().fold(max_v, |m, x| m.max(f64::from(x.abs())));
+        }
+        let m = scores.iter().fold(sink.unwrap_or(f32::MIN), |m, &s| m.max(s));
+        let p: Vec<f32> = scores.iter().map(|s| (s - m).exp()).collect();
+        let l: f32 = p.iter().sum::<f32>() + sink.map_or(0.0, |sink| (sink - m).exp());
+        let sum = |c: usize| p.iter().zip(seen).map(|(p, (_, v))| p * v[c]).sum::<f32>();
+        let output = |c| if l == 0.0 { 0.0 } else { sum(c) / l };
+        Plain {
+            output: (0..v_head_dim as usize).map(output).collect(),
+            max_v,
+            score_error,
+            cap_error: f64::from(options.softcap.unwrap_or(0.0)) * 1e-6,
+        }
+    }
+
+    /// What each number of an output in f32 may be off by from `wanted`, the reference's row: see [`Fixture::compare`].
+    pub(crate) fn bound(&self, wanted: &[f64]) -> f64 {
+        let plain_error = wanted
+            .iter()
+            .zip(&self.output)
+            .map(|(a, &b)| (a - f64::from(b)).abs())
+            .fold(0.0, f64::max);
+        // Weights move by no more than exp(2 x the scores' error) - 1, and outputs lie between the values.
+        let moved = (2.0 * self.score_error).exp_m1() * 2.0;
+        2.0 * plain_error + (SLACK + self.cap_error + moved) * self.max_v
+    }
+
+    /// What an LSE may be off by from `wanted`.
+    pub(crate) fn lse_bound(&self, wanted: f64) -> f64 {
+        SLACK * (1.0 + wanted.abs()) + self.cap_error + self.score_error
+    }
+}
+
+/// What rounding to the type of outputs adds to a bound.
+pub(crate) fn output_rounding(float: FloatType, wanted: f64) -> f64 {
+    match float {
+        FloatType::F32 => 0.0,
+        FloatType::F16 => (wanted.abs() * 2.0_f64.powi(-11)).max(2.0_f64.powi(-25)),
+    }
 }
 
 /// Packs a sequence's rows into its pages and poisons the dead slots of the last one: codes of all ones, NaN scales.

@@ -28,7 +28,8 @@ pub struct ValidateRow {
     pub adapter: String,
 }
 
-mod attention;
+pub(crate) mod attention;
+pub(crate) mod formulas;
 mod pages;
 mod transformer;
 

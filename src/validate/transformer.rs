@@ -1,6 +1,6 @@
 //! The transformer's other kernels against f64.
 
-use super::{Comparison, Outcome, Random};
+use super::{Comparison, Outcome, Random, formulas};
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::kernels::FloatType;
@@ -52,12 +52,8 @@ pub(super) fn check(gpu: &Gpu, kernel: &str) -> Result<Outcome> {
                         }
                         Ok(())
                     })?;
-                    let row = |id: &u32| &y[(id * columns) as usize..((id + 1) * columns) as usize];
-                    let wanted: Vec<f64> = ids.iter().flat_map(row).map(|&v| rounded(v, float)).collect();
-                    // Copies. A driver may flush halves below 2^-14.
-                    let flushed = if float == FloatType::F16 { 6.2e-5 } else { 0.0 };
-                    let bound = |w: f64| if w.abs() < flushed { flushed } else { 0.0 };
-                    outcome.add(compare(&got, &wanted, bound), &what);
+                    let wanted = formulas::embed(&ids, &y, columns as usize, float);
+                    outcome.add(compare(&got, &wanted), &what);
                 }
             }
             "norm" => {
@@ -69,19 +65,8 @@ pub(super) fn check(gpu: &Gpu, kernel: &str) -> Result<Outcome> {
                 let got = run(count, &|pass, output| {
                     kernels.norm(gpu, pass, [&x_buffer, output], params)
                 })?;
-                let wanted: Vec<f64> = wide(&x)
-                    .chunks(columns as usize)
-                    .flat_map(|row| {
-                        let n = row.len() as f64;
-                        let mean = row.iter().sum::<f64>() / n;
-                        let variance = row.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / n;
-                        row.iter()
-                            .map(move |v| (v - mean) / (variance + EPSILON).sqrt())
-                            .collect::<Vec<_>>()
-                    })
-                    .collect();
-                // Two sums of `columns` terms, a square root and a division that may be 2.5 ulp off.
-                outcome.add(compare(&got, &wanted, |w| 2e-6 * (1.0 + w.abs())), &what);
+                let wanted = formulas::norm(&x, columns as usize, None);
+                outcome.add(compare(&got, &wanted), &what);
             }
             "rms_norm" => {
                 let params = NormParams {
@@ -94,18 +79,8 @@ pub(super) fn check(gpu: &Gpu, kernel: &str) -> Result<Outcome> {
                 let got = run(count, &|pass, output| {
                     kernels.rms_norm(gpu, pass, [&x_buffer, &gain_buffer, output], params)
                 })?;
-                let wanted: Vec<f64> = wide(&x)
-                    .chunks(columns as usize)
-                    .flat_map(|row| {
-                        let mean = row.iter().map(|v| v * v).sum::<f64>() / row.len() as f64;
-                        row.iter()
-                            .zip(wide(&gain))
-                            .map(move |(v, g)| v / (mean + EPSILON).sqrt() * g)
-                            .collect::<Vec<_>>()
-                    })
-                    .collect();
-                // A sum of `columns` terms, a square root and a division that may be 2.5 ulp off, a product.
-                outcome.add(compare(&got, &wanted, |w| 2e-6 * (1.0 + w.abs())), &what);
+                let wanted = formulas::norm(&x, columns as usize, Some(&gain));
+                outcome.add(compare(&got, &wanted), &what);
             }
             "matmul" | "matvec" => {
                 // Two parts of the outputs; the second begins off a tile.
@@ -131,25 +106,8 @@ pub(super) fn check(gpu: &Gpu, kernel: &str) -> Result<Outcome> {
                         }
                         Ok(())
                     })?;
-                    let terms = |index: usize| {
-                        let (row, o) = (index as u32 / outputs, index as u32 % outputs);
-                        (0..columns)
-                            .map(|i| {
-                                f64::from(x[(row * columns + i) as usize])
-                                    * rounded(weight[(o * columns + i) as usize], float)
-                            })
-                            .collect::<Vec<_>>()
-                    };
-                    let wanted: Vec<f64> = (0..got.len()).map(|i| terms(i).iter().sum()).collect();
-                    // Rounding of each term and of each partial sum, relative to the sum of magnitudes.
-                    let ulp = f64::from(columns / 4 + 6) * 6e-8;
-                    let flushed = if float == FloatType::F16 { 6.2e-5 } else { 0.0 };
-                    let bounds: Vec<f64> = (0..got.len())
-                        .map(|i| ulp * terms(i).iter().map(|t| t.abs()).sum::<f64>())
-                        .collect();
-                    let mut bounds = bounds.into_iter();
-                    let bound = |_| bounds.next().unwrap_or(0.0) + flushed * 1e-3;
-                    outcome.add(compare(&got, &wanted, bound), &what);
+                    let wanted = formulas::product(&x, &weight, columns as usize, float);
+                    outcome.add(compare(&got, &wanted), &what);
                 }
             }
             "rope" => {
@@ -175,25 +133,22 @@ pub(super) fn check(gpu: &Gpu, kernel: &str) -> Result<Outcome> {
                         kernels.rope(gpu, pass, [&x_buffer, &turns, output], params)
                     })?;
                     let head = |row: u32, c: u32| f64::from(x[(row * columns + c) as usize]);
-                    let wanted: Vec<f64> = (0..count)
+                    // Two products and their sum.
+                    let wanted: Vec<[f64; 2]> = (0..count)
                         .map(|i| {
                             let (row, channel) = (i / columns, i % columns);
                             table.turned(first_position + row / heads, channel, |c| head(row, c))
                         })
+                        .map(|w| [w, 1e-6])
                         .collect();
-                    // Two products and their sum.
-                    outcome.add(compare(&got, &wanted, |_| 1e-6), &what);
+                    outcome.add(compare(&got, &wanted), &what);
                 }
             }
             "activation" => {
                 let got = run(count, &|pass, output| {
                     kernels.activation(gpu, pass, [&x_buffer, output], count)
                 })?;
-                let root = (2.0 / std::f64::consts::PI).sqrt();
-                let gelu = |v: &f64| 0.5 * v * (1.0 + (root * (v + 0.044715 * v.powi(3))).tanh());
-                let wanted: Vec<f64> = wide(&x).iter().map(gelu).collect();
-                // WGSL allows tanh an absolute error of 1e-5; times |x| / 2 that is at most 3e-5 for |x| <= 6.
-                outcome.add(compare(&got, &wanted, |w| 3e-5 + 1e-6 * w.abs()), &what);
+                outcome.add(compare(&got, &formulas::activation(&x)), &what);
             }
             "swiglu" => {
                 // Gates far out too: there the exponential leaves f32.
@@ -206,19 +161,14 @@ pub(super) fn check(gpu: &Gpu, kernel: &str) -> Result<Outcome> {
                 let got = run(count, &|pass, output| {
                     kernels.swiglu(gpu, pass, [&gate_buffer, &x_buffer, output], count)
                 })?;
-                let gated = |(g, u): (f64, f64)| g / (1.0 + (-g).exp()) * u;
-                let wanted: Vec<f64> = wide(&gate).into_iter().zip(wide(&x)).map(gated).collect();
-                // WGSL allows exp 3 + 2 |x| ulp, and the division 2.5.
-                outcome.add(compare(&got, &wanted, |w| 1e-6 + 3e-6 * w.abs()), &what);
+                outcome.add(compare(&got, &formulas::swiglu(&gate, &x)), &what);
             }
             "residual" => {
                 let y_buffer = gpu.upload("y", &y)?;
                 let got = run(count, &|pass, output| {
                     kernels.residual(gpu, pass, [&x_buffer, &y_buffer, output], count)
                 })?;
-                let wanted: Vec<f64> = wide(&x).iter().zip(wide(&y)).map(|(a, b)| a + b).collect();
-                // One rounded sum.
-                outcome.add(compare(&got, &wanted, |w| 1.2e-7 * w.abs()), &what);
+                outcome.add(compare(&got, &formulas::residual(&x, &y)), &what);
             }
             _ => {
                 return Err(Error::Usage {
@@ -234,30 +184,20 @@ pub(super) fn check(gpu: &Gpu, kernel: &str) -> Result<Outcome> {
 
 /// A weight as the kernels read it, `[column quad][row][4]`.
 fn upload_weight(gpu: &Gpu, values: &[f32], columns: u32, float: FloatType) -> Result<wgpu::Buffer> {
-    let columns = columns as usize;
-    let rows = values.len() / columns;
-    let quads = (0..columns / 4).flat_map(|quad| (0..rows).map(move |row| row * columns + 4 * quad));
-    let values = quads.flat_map(|at| &values[at..at + 4]);
+    let values = formulas::by_quads(values, columns as usize);
     match float {
-        FloatType::F32 => gpu.upload("weight", &values.copied().collect::<Vec<f32>>()),
+        FloatType::F32 => gpu.upload("weight", &values),
         FloatType::F16 => {
-            let halves = values.map(|&v| half::f16::from_f32(v).to_bits());
+            let halves = values.iter().map(|&v| half::f16::from_f32(v).to_bits());
             gpu.upload("weight", &halves.collect::<Vec<u16>>())
         }
     }
 }
 
-fn rounded(value: f32, float: FloatType) -> f64 {
-    match float {
-        FloatType::F32 => value.into(),
-        FloatType::F16 => half::f16::from_f32(value).into(),
-    }
-}
-
-fn compare(got: &[f64], wanted: &[f64], mut bound: impl FnMut(f64) -> f64) -> Comparison {
+fn compare(got: &[f64], wanted: &[[f64; 2]]) -> Comparison {
     let mut comparison = Comparison::default();
-    for (a, b) in got.iter().zip(wanted) {
-        comparison.judge((a - b).abs(), bound(*b));
+    for (a, [b, bound]) in got.iter().zip(wanted) {
+        comparison.judge((a - b).abs(), *bound);
     }
     if got.len() != wanted.len() {
         comparison.failures += 1;
@@ -271,10 +211,11 @@ mod tests {
 
     #[test]
     fn beyond_the_bound_and_nan_fail() {
-        assert_eq!(compare(&[1.0, 2.0], &[1.0, 2.0], |_| 1e-9).failures, 0);
-        assert_eq!(compare(&[1.0, 2.1], &[1.0, 2.0], |_| 0.05).failures, 1);
-        assert_eq!(compare(&[f64::NAN, 2.0], &[1.0, 2.0], |_| 1.0).failures, 1);
-        assert_eq!(compare(&[1.0], &[f64::NAN], |_| 1.0).failures, 1);
-        assert_eq!(compare(&[1.0], &[1.0, 2.0], |_| 1.0).failures, 1);
+        let failures = |got: &[f64], wanted: &[[f64; 2]]| compare(got, wanted).failures;
+        assert_eq!(failures(&[1.0, 2.0], &[[1.0, 1e-9], [2.0, 1e-9]]), 0);
+        assert_eq!(failures(&[1.0, 2.1], &[[1.0, 0.05], [2.0, 0.05]]), 1);
+        assert_eq!(failures(&[f64::NAN, 2.0], &[[1.0, 1.0], [2.0, 1.0]]), 1);
+        assert_eq!(failures(&[1.0], &[[f64::NAN, 1.0]]), 1);
+        assert_eq!(failures(&[1.0], &[[1.0, 1.0], [2.0, 1.0]]), 1);
     }
 }

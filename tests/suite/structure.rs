@@ -225,7 +225,7 @@ fn the_top_level_is_a_fixed_set() {
 /// The library's modules in levels; a module names only modules of levels above its own line. Data flows the same way:
 /// shapes and formats, then pages, then kernels and the cache, then what measures them.
 const LEVELS: &[&[&str]] = &[
-    &["error", "work"],
+    &["error", "npy", "work"],
     &["formats", "options", "rope"],
     &["scales"],
     &["spec"],
@@ -241,6 +241,7 @@ const LEVELS: &[&[&str]] = &[
     &["analyze"],
     &["drift", "generate", "validate"],
     &["bench"],
+    &["export"],
     &["report"],
 ];
 
