@@ -16,6 +16,7 @@
 #           XDG_CACHE_HOME                      where the cache folder `kvpack` lies (default ~/.cache)
 # Exported: VK_DRIVER_FILES, VK_ICD_FILENAMES   the newer Mesa, when it is used
 #           KVPACK_SWIFTSHADER_ICD              (test) a second software driver, when it is available
+#           KVPACK_PYTHON                       (test) a Python with numpy and ml_dtypes
 #           XDG_RUNTIME_DIR                     a private folder when unset, since Mesa prints an error without it
 #
 # Call kvpack_setup as `kvpack_setup ... || exit 1`: it is not written for `set -e`.
@@ -384,6 +385,31 @@ kvpack_npm() {
     kvpack_say "npm ci failed: the tests with Tint, Dawn and Chromium will fail."
 }
 
+# ---------------------------------------------------------------------------------------------- Python
+
+# Sets KVPACK_PYTHON to a Python that has what tools/requirements.txt names: the system's, or one in the cache. Never
+# fails: the tests that need it do, with the command that mends it.
+kvpack_python() {
+    local dir="$KVPACK_CACHE/python" test='import ml_dtypes, numpy; numpy.uint8(0).view(ml_dtypes.int2)' python
+    if [ -n "${KVPACK_PYTHON:-}" ]; then return 0; fi
+    for python in python3 "$dir/bin/python"; do
+        if "$python" -c "$test" 2>/dev/null; then
+            export KVPACK_PYTHON="$python"
+            return 0
+        fi
+    done
+    if ! kvpack_have python3 || ! python3 -c 'import ensurepip' 2>/dev/null; then
+        kvpack_is_debian_like && kvpack_apt_install python3 python3-venv
+    fi
+    kvpack_say "installing numpy and ml_dtypes into $dir (once) ..."
+    rm -rf "$dir"
+    if python3 -m venv "$dir" >&2 && "$dir/bin/python" -m pip -q install -r "$KVPACK_ROOT/tools/requirements.txt" </dev/null >&2; then
+        export KVPACK_PYTHON="$dir/bin/python"
+    else
+        kvpack_say "that failed: the tests that read golden vectors with Python will fail."
+    fi
+}
+
 # ---------------------------------------------------------------------------------------------- all of it
 
 # A folder of our own for XDG_RUNTIME_DIR.
@@ -439,6 +465,7 @@ kvpack_setup() {
         kvpack_chromium
         kvpack_swiftshader
         kvpack_npm
+        kvpack_python
     fi
     case "$KVPACK_DRIVER" in
         gpu | other | absent) ;;
@@ -452,7 +479,7 @@ kvpack_setup() {
 if [ "${BASH_SOURCE[0]}" = "$0" ]; then
     set -u
     kvpack_setup "${1:-test}" || exit 1
-    for name in PATH XDG_RUNTIME_DIR VK_DRIVER_FILES VK_ICD_FILENAMES KVPACK_SWIFTSHADER_ICD; do
+    for name in PATH XDG_RUNTIME_DIR VK_DRIVER_FILES VK_ICD_FILENAMES KVPACK_SWIFTSHADER_ICD KVPACK_PYTHON; do
         [ -n "${!name:-}" ] && printf 'export %s=%q\n' "$name" "${!name}"
     done
     exit 0

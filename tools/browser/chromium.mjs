@@ -42,15 +42,16 @@ function executable() {
     + 'or set KVPACK_CHROMIUM to the program of a Chromium or Chrome');
 }
 
-// WebGPU without a GPU, and no traffic of the browser's own; playwright adds more of the latter.
-const FLAGS = ['--no-sandbox', '--enable-unsafe-webgpu', '--use-webgpu-adapter=swiftshader', '--disable-background-networking',
-  '--disable-component-update', '--disable-domain-reliability', '--no-pings'];
+// WebGPU without a GPU, and no traffic of the browser's own; playwright adds more of the latter. Workgroup memory is not
+// zeroed: SwiftShader takes seconds a kernel to compile that, and kernels that store before they load must not need it.
+const FLAGS = ['--no-sandbox', '--enable-unsafe-webgpu', '--use-webgpu-adapter=swiftshader',
+  '--enable-dawn-features=disable_workgroup_init', '--disable-background-networking', '--disable-component-update',
+  '--disable-domain-reliability', '--no-pings'];
 
-/** Starts the browser. `webgpu: false` starts it without WebGPU. */
-export async function openBrowser({ webgpu = true } = {}) {
+/** Starts the browser. */
+export async function openBrowser() {
   const { chromium } = await need('playwright-core');
-  const flags = webgpu ? FLAGS : [...FLAGS.filter((flag) => !/webgpu/.test(flag)), '--disable-features=WebGPU,WebGPUService'];
-  return chromium.launch({ executablePath: executable(), args: flags, headless: true, timeout: 120_000 });
+  return chromium.launch({ executablePath: executable(), args: FLAGS, headless: true, timeout: 120_000 });
 }
 
 const TYPES = { '.html': 'text/html', '.js': 'text/javascript', '.mjs': 'text/javascript', '.css': 'text/css', '.svg': 'image/svg+xml',
@@ -58,12 +59,13 @@ const TYPES = { '.html': 'text/html', '.js': 'text/javascript', '.mjs': 'text/ja
 
 /**
  * Opens a page. `folders` maps a path of `origin` to a folder, the longest fitting path wins; `replace(path, body)` may
- * return another body for a file. Further options (viewport, colorScheme, reducedMotion) are playwright's.
+ * return another body for a file; `init` is a function that runs in the page before its scripts. Further options (viewport, colorScheme, reducedMotion) are playwright's.
  * Returns the page, the origin's `address`, and `faults`: what a sound page has none of - console errors and warnings,
  * uncaught exceptions, answers that are not there, requests to anything but the origin, file:, blob: and data:.
  */
-export async function openPage(browser, { folders = {}, origin = 'http://localhost', replace, ...options } = {}) {
+export async function openPage(browser, { folders = {}, origin = 'http://localhost', replace, init, ...options } = {}) {
   const context = await browser.newContext(options);
+  if (init) await context.addInitScript(init);
   const page = await context.newPage();
   const faults = [];
   page.on('console', (message) => {
@@ -94,17 +96,21 @@ export async function openPage(browser, { folders = {}, origin = 'http://localho
   return { page, address: `${origin}/`, faults };
 }
 
-/** Browser, page, `use({ page, address, faults, browser })`, and away with them. Faults that are left in the list are thrown. */
+/**
+ * Calls `use({ page, address, faults })` with a page of `browser`, or of one that lives as long. Faults that are left in the
+ * list are thrown.
+ */
 export async function withPage(options, use) {
-  const browser = options.browser ?? await openBrowser(options);
+  const { browser: given, ...rest } = options;
+  const browser = given ?? await openBrowser();
   try {
-    const opened = await openPage(browser, { ...options, browser: undefined, webgpu: undefined });
-    const result = await use({ ...opened, browser });
+    const opened = await openPage(browser, rest);
+    const result = await use(opened);
     await opened.page.context().close();
     if (opened.faults.length > 0) throw new Error(`the page is at fault:\n${opened.faults.join('\n')}`);
     return result;
   } finally {
-    if (!options.browser) await browser.close();
+    if (!given) await browser.close();
   }
 }
 

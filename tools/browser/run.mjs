@@ -1,10 +1,12 @@
 // Runs an export folder under Dawn for Node: compiles every module, runs every case, judges what came out.
 //
-//   node tools/browser/run.mjs DIR [--case NAME]... [--json FILE]
+//   node tools/browser/run.mjs DIR [--case NAME]... [--unzeroed] [--json FILE]
 //
 // DIR is what `kvpack shaders export --to wgsl-browser --vectors --out DIR` wrote. Portable modules get a device with
 // WebGPU's default limits and no feature; others what their manifest entry asks for. The driver is the one that Vulkan's
 // loader finds: VK_DRIVER_FILES chooses (Dawn refuses Mesa before 24; `eval "$(tools/setup.sh)"` names a newer one).
+// --unzeroed leaves workgroup memory as it is at first: kernels that store before they load must not need zeros there, and
+// SwiftShader takes seconds a kernel to compile their writing.
 // Output: a line for each module and check, then `N modules, N checks, N failed, N left out`.
 // Exit: 0 all passed, 1 something failed, 2 usage or no export folder, 3 an npm package or a driver is missing.
 
@@ -57,6 +59,7 @@ function parse(args) {
   const options = { cases: [] };
   for (let i = 0; i < args.length; i++) {
     if (args[i] === '--case' && i + 1 < args.length) options.cases.push(args[++i]);
+    else if (args[i] === '--unzeroed') options.unzeroed = true;
     else if (args[i] === '--json' && i + 1 < args.length) options.json = args[++i];
     else if (!args[i].startsWith('-') && options.folder === undefined) options.folder = args[i];
     else return undefined;
@@ -67,7 +70,7 @@ function parse(args) {
 async function main(args) {
   const options = parse(args);
   if (!options) {
-    console.error('usage: node run.mjs DIR [--case NAME]... [--json FILE]');
+    console.error('usage: node run.mjs DIR [--case NAME]... [--unzeroed] [--json FILE]');
     return 2;
   }
   const reader = folderReader(options.folder);
@@ -85,7 +88,7 @@ async function main(args) {
 
   const webgpu = await need('webgpu');
   Object.assign(globalThis, webgpu.globals);
-  const gpu = webgpu.create([]);
+  const gpu = webgpu.create(options.unzeroed ? ['enable-dawn-features=disable_workgroup_init'] : []);
   let devices;
   try {
     devices = new kvpack.Devices(gpu, await kvpack.openAdapter(gpu));
