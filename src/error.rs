@@ -118,6 +118,14 @@ pub enum Error {
         /// The composer's or compiler's words.
         message: String,
     },
+    /// A manifest that is foreign, wrong, or does not fit its folder.
+    #[error("{file}: {reason}; `kvpack shaders export` writes manifests")]
+    Manifest {
+        /// The file, with line and column where the text itself is at fault.
+        file: String,
+        /// What is wrong, and where in the document.
+        reason: String,
+    },
     /// The device failed: lost, out of memory, or a validation error.
     #[error("the GPU device failed during {during}: {message}")]
     Device {

@@ -63,14 +63,21 @@ impl Geometry {
     /// this layout.
     pub fn layout(&self) -> Result<PageLayout> {
         let page = PageLayout::new(self.side.parse()?, self.heads, self.head_dim, self.page_tokens)?;
-        if Geometry::from(&page) == *self {
-            return Ok(page);
+        // Compared as JSON, so that the words name the field.
+        let fields = |geometry: &Geometry| serde_json::to_value(geometry).unwrap_or_default();
+        let (found, right) = (fields(self), fields(&Geometry::from(&page)));
+        let differs = right.as_object().and_then(|all| {
+            all.iter()
+                .find(|(name, value)| found.get(name.as_str()) != Some(*value))
+        });
+        match differs {
+            None => Ok(page),
+            Some((name, value)) => Err(Error::Usage {
+                asked: format!("pages of {} with another {name}", self.side),
+                reason: format!("at this shape it is {value}"),
+                advice: "export again with this version".to_owned(),
+            }),
         }
-        Err(Error::Usage {
-            asked: format!("pages of {} with other numbers than this version's", self.side),
-            reason: format!("they would be {:?}", Geometry::from(&page)),
-            advice: "export again with this version".to_owned(),
-        })
     }
 }
 

@@ -17,7 +17,8 @@ use crate::spec::{Pair, Side};
 use crate::variant::{Arithmetic, Reduction, Variant};
 
 /// The shape of a cache.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Shape {
     /// KV heads.
     pub kv_heads: u32,

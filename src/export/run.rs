@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use super::cases::Case;
+use super::manifest::{BindingKind, FieldType, ModuleEntry};
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 
@@ -25,6 +26,30 @@ pub struct Runnable {
 }
 
 impl Runnable {
+    /// A module of a manifest with its text, or another text in its place, and what errors call that.
+    pub fn new(entry: &ModuleEntry, text: String, file: String) -> Runnable {
+        let ty = |kind| match kind {
+            BindingKind::Uniform => wgpu::BufferBindingType::Uniform,
+            BindingKind::Read => wgpu::BufferBindingType::Storage { read_only: true },
+            BindingKind::ReadWrite => wgpu::BufferBindingType::Storage { read_only: false },
+        };
+        let bindings = entry
+            .bindings
+            .iter()
+            .map(|b| (b.binding, b.name.clone(), ty(b.kind)));
+        let fields = entry.params.fields.iter();
+        Runnable {
+            text,
+            file,
+            entry_point: entry.entry_point.clone(),
+            bindings: bindings.collect(),
+            params_size: entry.params.size,
+            params: fields
+                .map(|f| (f.name.clone(), f.of == FieldType::F32, f.offset))
+                .collect(),
+        }
+    }
+
     fn pipeline(&self, gpu: &Gpu) -> Result<wgpu::ComputePipeline> {
         let device = gpu.device();
         let failed = |error: Error| match error {

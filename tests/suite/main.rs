@@ -22,3 +22,4 @@ mod shaders;
 mod structure;
 mod trained;
 mod validate;
+mod vectors;
