@@ -6,8 +6,9 @@
 //     ...                                            // or page.goto('file:///...') for a file that stands alone
 //   });                                              // throws if there was a console error or an outside request
 //
-// The browser is KVPACK_CHROMIUM, or the first of chromium, chromium-browser, google-chrome in PATH. Where it or a package
-// is missing, Missing is thrown, with the command that helps; scripts end with exit code 3 then.
+// The browser is KVPACK_CHROMIUM, or the first of chromium, chromium-browser, google-chrome in PATH. Where something is
+// missing, Missing is thrown, with the command that helps; scripts end with exit code 3 for an npm package then, and with 4
+// for a browser or a driver.
 
 import { accessSync, constants, readFileSync, statSync } from 'node:fs';
 import { delimiter, dirname, extname, join, normalize } from 'node:path';
@@ -16,14 +17,19 @@ import { fileURLToPath } from 'node:url';
 export const HERE = dirname(fileURLToPath(import.meta.url));
 
 /** Something that these scripts need is not installed; the message says what helps. */
-export class Missing extends Error {}
+export class Missing extends Error {
+  constructor(message, code) {
+    super(message);
+    this.code = code;
+  }
+}
 
 /** Imports an npm package of this folder. */
 export async function need(name) {
   try {
     return await import(name);
   } catch (error) {
-    throw new Missing(`the npm package \`${name}\` does not load (${error.message.split('\n')[0]})\nRun:  npm ci --prefix "${HERE}"`);
+    throw new Missing(`the npm package \`${name}\` does not load (${error.message.split('\n')[0]})\nRun:  npm ci --prefix "${HERE}"`, 3);
   }
 }
 
@@ -39,7 +45,7 @@ function executable() {
     }
   }
   throw new Missing('Chromium is not installed.\nRun:  apt-get install -y --no-install-recommends chromium\n'
-    + 'or set KVPACK_CHROMIUM to the program of a Chromium or Chrome');
+    + 'or set KVPACK_CHROMIUM to the program of a Chromium or Chrome', 4);
 }
 
 // WebGPU without a GPU, and no traffic of the browser's own; playwright adds more of the latter. Workgroup memory is not
@@ -59,9 +65,10 @@ const TYPES = { '.html': 'text/html', '.js': 'text/javascript', '.mjs': 'text/ja
 
 /**
  * Opens a page. `folders` maps a path of `origin` to a folder, the longest fitting path wins; `replace(path, body)` may
- * return another body for a file; `init` is a function that runs in the page before its scripts. Further options (viewport, colorScheme, reducedMotion) are playwright's.
+ * return another body for a file; `init` is a function that runs in the page before its scripts. Further options
+ * (viewport, colorScheme, reducedMotion) are playwright's.
  * Returns the page, the origin's `address`, and `faults`: what a sound page has none of - console errors and warnings,
- * uncaught exceptions, answers that are not there, requests to anything but the origin, file:, blob: and data:.
+ * uncaught exceptions, requests to anything but the origin, file:, blob: and data:.
  */
 export async function openPage(browser, { folders = {}, origin = 'http://localhost', replace, init, ...options } = {}) {
   const context = await browser.newContext(options);
@@ -124,14 +131,14 @@ export async function axeFaults(page) {
     .flatMap((v) => v.nodes.map((n) => `${v.id}: ${n.target.join(' ')}: ${n.failureSummary.replace(/\s+/g, ' ')}`));
 }
 
-/** Runs a script's `main(arguments)`, which returns the exit code; 3 and the way to mend it where something is missing. */
+/** Runs a script's `main(arguments)`, which returns the exit code. */
 export async function runScript(name, main) {
   let code;
   try {
     code = await main(process.argv.slice(2));
   } catch (error) {
     console.error(`${name}: ${error instanceof Missing ? error.message : error.stack}`);
-    code = error instanceof Missing ? 3 : 1;
+    code = error instanceof Missing ? error.code : 1;
   }
   // Dawn keeps node alive while a device exists, so leave by hand once the output is out.
   process.stdout.write('', () => process.exit(code));

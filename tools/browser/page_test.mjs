@@ -4,7 +4,7 @@
 //
 // DIR is what `kvpack shaders export --to wgsl-browser --vectors --out DIR` wrote. --only runs the tests whose name has
 // WORD; --shots writes pictures of the page. Output: a line for each test, then `N tests, N failed`.
-// Exit: 0 all passed, 1 a test failed, 2 usage, 3 Chromium or an npm package is missing.
+// Exit: 0 all passed, 1 a test failed, 2 usage, 3 an npm package is missing, 4 Chromium is.
 
 import assert from 'node:assert/strict';
 import { cpSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';

@@ -8,7 +8,7 @@
 // --unzeroed leaves workgroup memory as it is at first: kernels that store before they load must not need zeros there, and
 // SwiftShader takes seconds a kernel to compile their writing.
 // Output: a line for each module and check, then `N modules, N checks, N failed, N left out`.
-// Exit: 0 all passed, 1 something failed, 2 usage or no export folder, 3 an npm package or a driver is missing.
+// Exit: 0 all passed, 1 something failed, 2 usage or no export folder, 3 the npm package is missing, 4 Dawn has no driver.
 
 import { readFileSync, writeFileSync } from 'node:fs';
 import { basename, join, resolve } from 'node:path';
@@ -94,7 +94,7 @@ async function main(args) {
     devices = new kvpack.Devices(gpu, await kvpack.openAdapter(gpu));
   } catch (error) {
     if (!(error instanceof NoGpu)) throw error;
-    throw new Missing(`Dawn finds no adapter that it accepts.\nRun:  eval "$(tools/setup.sh)"   which names a driver that it does`);
+    throw new Missing(`Dawn finds no adapter that it accepts.\nRun:  eval "$(tools/setup.sh)"   which names a driver that it does`, 4);
   }
   console.log(`adapter: ${kvpack.title(devices.info)}`);
   try {
