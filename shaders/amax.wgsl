@@ -1,15 +1,15 @@
 // The largest finite magnitude of rows, joined with what a slot already holds: how a per-tensor scale is calibrated. One
 // invocation takes PER_INVOCATION channels of one head of one token; positive floats order like their bits.
-const WG_SIZE: u32 = 64u;
-const PER_INVOCATION: u32 = 16u;
+const WG_SIZE: u32 = 64u; // invocations of a workgroup
+const PER_INVOCATION: u32 = 16u; // numbers of an invocation, of one head
 
 struct Params {
-    tokens: u32,
-    heads: u32,
-    head_dim: u32,
-    row_offset: u32, // in elements
-    row_stride: u32,
-    head_stride: u32,
+    tokens: u32, // rows
+    heads: u32, // heads of a row
+    head_dim: u32, // numbers of a head
+    row_offset: u32, // first element of row 0
+    row_stride: u32, // elements from a token to the next
+    head_stride: u32, // elements from a head to the next
     slot: u32, // place in largest
 }
 

@@ -1,14 +1,14 @@
 // Combines the partials of one query token and query head, in token order, into its output and its LSE (the log of the
 // sum of exp(score)). A sink is a score without a value: it joins the LSE and the denominator once. One workgroup: one
 // query token x one query head; an invocation owns one channel quad.
-const WG_SIZE: u32 = 64u;
+const WG_SIZE: u32 = 64u; // invocations of a workgroup
 const V_QUADS: u32 = 16u; // channel quads of the output
-const LOWEST: f32 = -3.4028234663852886e38;
+const LOWEST: f32 = -3.4028234663852886e38; // in place of -Infinity
 const_assert V_QUADS <= WG_SIZE;
 
 struct Params {
     rows: u32, // query tokens x query heads
-    q_heads: u32,
+    q_heads: u32, // query heads
     sinks: u32, // 1 where there are sinks
     lse: u32, // 1 where the LSE is asked for
 }

@@ -2,21 +2,21 @@
 // sequence and a tile of its query tokens) x one KV head x a tile of that head's query heads. Every K and V word is
 // read once for the whole tile. The result is a partial: the largest score m, the sum l of exp(score - m), and the
 // weighted sum o of values; attention_merge combines partials.
-const WG_SIZE: u32 = 64u;
+const WG_SIZE: u32 = 64u; // invocations of a workgroup
 const RATIO: u32 = 4u; // query heads of a KV head
 const HEAD_TILE: u32 = 4u; // query heads of one workgroup
 const TOKEN_TILE: u32 = 1u; // query tokens of one workgroup
 const SLOT_QUADS: u32 = 2u; // 1, 2 or 4: neighbouring slot quads of an invocation; each query quad it loads serves them all
 const OUT: u32 = 2u; // 2 or 4: channel quads of an invocation's output; each probability it loads serves them all
 const ROWS: u32 = HEAD_TILE * TOKEN_TILE; // row r: query token r / HEAD_TILE, query head r % HEAD_TILE of the tile
-const HEAD_TILES: u32 = (RATIO + HEAD_TILE - 1u) / HEAD_TILE;
-const K_QUADS: u32 = K_HEAD_DIM / 4u;
-const V_QUADS: u32 = V_HEAD_DIM / 4u;
+const HEAD_TILES: u32 = (RATIO + HEAD_TILE - 1u) / HEAD_TILE; // workgroups of a KV head
+const K_QUADS: u32 = K_HEAD_DIM / 4u; // channel quads of a key
+const V_QUADS: u32 = V_HEAD_DIM / 4u; // channel quads of a value
 const TILE: u32 = SLOT_QUADS * WG_SIZE; // slot quads of a tile
-const OUT_UNITS: u32 = V_QUADS / OUT;
+const OUT_UNITS: u32 = V_QUADS / OUT; // units of a value, OUT channel quads each
 const LANES: u32 = WG_SIZE / OUT_UNITS; // invocations that share a unit of the output
-const PAGE_QUADS: u32 = K_PAGE_TOKENS / 4u;
-const LOWEST: f32 = -3.4028234663852886e38;
+const PAGE_QUADS: u32 = K_PAGE_TOKENS / 4u; // slot quads of a page
+const LOWEST: f32 = -3.4028234663852886e38; // in place of -Infinity
 const_assert HEAD_TILE > 0u;
 const_assert TOKEN_TILE > 0u;
 const_assert K_PAGE_TOKENS == V_PAGE_TOKENS;
@@ -30,23 +30,23 @@ const_assert K_GROUP == 1u || K_GROUP % (4u * SLOT_QUADS) == 0u; // an invocatio
 const_assert ROWS <= WG_SIZE;
 
 struct Params {
-    items: u32,
-    q_heads: u32,
+    items: u32, // work items in the list
+    q_heads: u32, // query heads
     scale: f32, // of the scores, before the softmax
-    k_tensor: u32, // places of the per-tensor scales
-    v_tensor: u32,
+    k_tensor: u32, // place of K's per-tensor scale
+    v_tensor: u32, // place of V's per-tensor scale
     back: u32, // positions before its own that a query sees
     ahead: u32, // positions after its own that a query sees
-    softcap: f32, // 0 for none
+    softcap: f32, // of the scores, 0 for none
     q_offset: u32, // first channel quad of the queries
     q_row: u32, // channel quads from a query token to the next
-    q_head: u32, // from a query head to the next
+    q_head: u32, // channel quads from a query head to the next
     k_turns: u32, // where the turns of keys begin among the per-tensor scales, if keys are turned here
 }
 
 struct Item {
     table: u32, // first entry in the page table
-    pages: u32,
+    pages: u32, // neighbouring pages of one sequence
     position: u32, // of slot 0 of the first page
     query: u32, // first query token: its row in q
     queries: u32, // query tokens, at most TOKEN_TILE

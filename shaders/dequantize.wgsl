@@ -1,8 +1,8 @@
 // Pages back into f32 rows, for checks and for export: one invocation reads four channels of up to four slots.
-const WG_SIZE: u32 = 64u;
+const WG_SIZE: u32 = 64u; // invocations of a workgroup
 
 struct Params {
-    runs: u32,
+    runs: u32, // runs in the list
     side_tensor: u32, // place of this side's per-tensor scale
 }
 

@@ -1,18 +1,18 @@
 // New rows into packed pages, for sides whose scale belongs to one token (or to none): one invocation packs one unit
 // (a head, or a block of 16 channels) of up to four slots that share their scale words, and owns every word it writes.
-const WG_SIZE: u32 = 64u;
+const WG_SIZE: u32 = 64u; // invocations of a workgroup
 const UNITS: u32 = 8u; // units of a row
-const UNIT_CHANNELS: u32 = 64u;
-const UNIT_WORDS: u32 = 8u;
+const UNIT_CHANNELS: u32 = 64u; // channels of a unit
+const UNIT_WORDS: u32 = 8u; // words of a unit's codes
 const OWN_SCALE: bool = true; // each unit of each token has a scale in the page; else the scale is given, or 1
 const LARGEST_ODD: u32 = 7u; // the largest code is LARGEST_ODD * 2^LARGEST_POWER
 const LARGEST_POWER: i32 = 0;
 
 struct Params {
-    runs: u32,
-    row_offset: u32, // in elements
-    row_stride: u32,
-    head_stride: u32,
+    runs: u32, // runs in the list
+    row_offset: u32, // first element of row 0
+    row_stride: u32, // elements from a token to the next
+    head_stride: u32, // elements from a head to the next
     side_tensor: u32, // place of this side's per-tensor scale
 }
 

@@ -1,16 +1,16 @@
 // Closes token groups of a per-channel side: rows that wait in f16 pages become packed words and scales. One invocation
 // packs one word column (32 / bits channels of a head) of all tokens of a group, and owns every word it writes. A group
 // may begin with sink tokens, kept elsewhere: their codes are 0 and nothing of theirs is read or counted.
-const WG_SIZE: u32 = 64u;
+const WG_SIZE: u32 = 64u; // invocations of a workgroup
 const LARGEST_ODD: u32 = 7u; // the largest code is LARGEST_ODD * 2^LARGEST_POWER
 const LARGEST_POWER: i32 = 0;
 
 struct Params {
-    runs: u32,
-    row_offset: u32, // in elements
-    row_stride: u32,
-    head_stride: u32,
-    side_tensor: u32,
+    runs: u32, // groups in the list
+    row_offset: u32, // not used: rows wait in pages
+    row_stride: u32, // not used
+    head_stride: u32, // not used
+    side_tensor: u32, // not used
 }
 
 @group(0) @binding(0) var<uniform> params: Params;

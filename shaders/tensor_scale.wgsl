@@ -1,11 +1,11 @@
 // Per-tensor scales from the largest magnitudes that amax found; the magnitudes start again from 0.
-const WG_SIZE: u32 = 64u;
+const WG_SIZE: u32 = 64u; // invocations of a workgroup
 const LARGEST_ODD: u32 = 7u; // the largest code is LARGEST_ODD * 2^LARGEST_POWER
 const LARGEST_POWER: i32 = 6;
 
 struct Params {
     first: u32, // first slot
-    slots: u32,
+    slots: u32, // slots from it on
 }
 
 @group(0) @binding(0) var<uniform> params: Params;

@@ -1,5 +1,5 @@
 // Reads a buffer once, for the read roof: a contiguous block a workgroup.
-const WG_SIZE: u32 = 64u;
+const WG_SIZE: u32 = 64u; // invocations of a workgroup
 
 struct Params {
     vectors: u32, // of source

@@ -1,5 +1,5 @@
 // Reads a buffer once, for the read roof: four independent loads an iteration, a whole grid apart.
-const WG_SIZE: u32 = 64u;
+const WG_SIZE: u32 = 64u; // invocations of a workgroup
 
 struct Params {
     vectors: u32, // of source

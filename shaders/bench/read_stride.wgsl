@@ -1,5 +1,5 @@
 // Reads a buffer once, for the read roof: one vector an invocation and iteration, all invocations side by side.
-const WG_SIZE: u32 = 64u;
+const WG_SIZE: u32 = 64u; // invocations of a workgroup
 
 struct Params {
     vectors: u32, // of source

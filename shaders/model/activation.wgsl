@@ -1,8 +1,8 @@
 // GELU, the tanh form: x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))). One invocation: one number.
-const WG_SIZE: u32 = 64u;
+const WG_SIZE: u32 = 64u; // invocations of a workgroup
 
 struct Params {
-    numbers: u32,
+    numbers: u32, // numbers of each tensor
 }
 
 @group(0) @binding(0) var<uniform> params: Params;

@@ -1,11 +1,11 @@
 // Rows of a table, such as token embeddings, or the part of it whose rows are here. One invocation: one channel quad.
-const WG_SIZE: u32 = 64u;
+const WG_SIZE: u32 = 64u; // invocations of a workgroup
 
 struct Params {
-    tokens: u32,
-    columns: u32, // a multiple of 4
-    first_row: u32, // of the part
-    rows: u32, // of the part
+    tokens: u32, // ids
+    columns: u32, // numbers of a row, a multiple of 4
+    first_row: u32, // first row of the part of the table
+    rows: u32, // rows of the part
 }
 
 @group(0) @binding(0) var<uniform> params: Params;

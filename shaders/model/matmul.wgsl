@@ -1,15 +1,15 @@
 // Rows times a weight, for many rows. One workgroup: 32 rows x 32 columns of the output; one invocation: 4 x 4 of them, 8
 // apart, in registers. Loads from storage serve four numbers each; on a software driver workgroup memory would only add
 // loads, and a GPU's cache serves the eight invocations that read alike.
-const WG_SIZE: u32 = 64u;
-const TILE: u32 = 32u;
+const WG_SIZE: u32 = 64u; // invocations of a workgroup
+const TILE: u32 = 32u; // rows and columns of a workgroup
 
 struct Params {
-    rows: u32,
+    rows: u32, // rows of x
     inner: u32, // columns of x, a multiple of 4
-    columns: u32, // of this part of the weight's outputs
-    first_column: u32, // where the part begins
-    output_columns: u32, // of all parts
+    columns: u32, // outputs of this part of the weight
+    first_column: u32, // output at which the part begins
+    output_columns: u32, // outputs of all parts
 }
 
 @group(0) @binding(0) var<uniform> params: Params;

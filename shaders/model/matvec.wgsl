@@ -1,14 +1,14 @@
 // Rows times a weight, for few rows, as in decoding. One workgroup: one row x 32 columns of the output; one invocation:
 // four of these columns, 8 apart, over every 8th quad of the sums.
-const WG_SIZE: u32 = 64u;
-const TILE: u32 = 32u;
+const WG_SIZE: u32 = 64u; // invocations of a workgroup
+const TILE: u32 = 32u; // columns of a workgroup
 
 struct Params {
-    rows: u32,
+    rows: u32, // rows of x
     inner: u32, // columns of x, a multiple of 4
-    columns: u32, // of this part of the weight's outputs
-    first_column: u32, // where the part begins
-    output_columns: u32, // of all parts
+    columns: u32, // outputs of this part of the weight
+    first_column: u32, // output at which the part begins
+    output_columns: u32, // outputs of all parts
 }
 
 @group(0) @binding(0) var<uniform> params: Params;

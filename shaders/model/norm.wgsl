@@ -1,10 +1,10 @@
 // Layer norm without gain or bias: (x - mean) / sqrt(variance + epsilon). One workgroup: one row.
-const WG_SIZE: u32 = 64u;
+const WG_SIZE: u32 = 64u; // invocations of a workgroup
 
 struct Params {
-    rows: u32,
-    columns: u32,
-    epsilon: f32,
+    rows: u32, // rows of x
+    columns: u32, // numbers of a row
+    epsilon: f32, // added to the variance
 }
 
 @group(0) @binding(0) var<uniform> params: Params;

@@ -1,10 +1,10 @@
 // RMS norm with a gain: x / sqrt(mean of x^2 + epsilon) x gain. One workgroup: one row.
-const WG_SIZE: u32 = 64u;
+const WG_SIZE: u32 = 64u; // invocations of a workgroup
 
 struct Params {
-    rows: u32,
-    columns: u32,
-    epsilon: f32,
+    rows: u32, // rows of x
+    columns: u32, // numbers of a row
+    epsilon: f32, // added to the mean square
 }
 
 @group(0) @binding(0) var<uniform> params: Params;

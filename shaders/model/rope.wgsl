@@ -1,11 +1,11 @@
 // RoPE: channel pairs of each head turned by their token's position. One invocation: one pair.
-const WG_SIZE: u32 = 64u;
+const WG_SIZE: u32 = 64u; // invocations of a workgroup
 
 struct Params {
-    tokens: u32,
-    heads: u32,
-    head_dim: u32,
-    first_position: u32, // of token 0
+    tokens: u32, // rows of x
+    heads: u32, // heads of a row
+    head_dim: u32, // numbers of a head
+    first_position: u32, // position of token 0
     halves: u32, // 1: pairs i and i + head_dim / 2; 0: pairs 2 i and 2 i + 1
 }
 

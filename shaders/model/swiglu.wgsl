@@ -1,8 +1,8 @@
 // SwiGLU: up x gate / (1 + exp(-gate)). One invocation: one number.
-const WG_SIZE: u32 = 64u;
+const WG_SIZE: u32 = 64u; // invocations of a workgroup
 
 struct Params {
-    numbers: u32,
+    numbers: u32, // numbers of each tensor
 }
 
 @group(0) @binding(0) var<uniform> params: Params;

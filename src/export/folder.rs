@@ -5,12 +5,9 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::README;
 use super::manifest::{FILE, Manifest};
+use super::{README, VECTORS};
 use crate::error::{Error, Result};
-
-/// The folder of the vectors in an export.
-const VECTORS: &str = "vectors";
 
 /// Where an export goes.
 #[derive(Debug, Clone)]

@@ -1,16 +1,14 @@
 //! `manifest.json` of an export: what each module binds, how its uniform is packed, how it is dispatched and what it needs.
 //! Written from the composed text; read with every field checked, since a manifest may come from anywhere.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::Shape;
-use super::cases::Case;
 use super::geometry::Geometry;
-use super::modules::{Counts, Dispatch};
+use super::modules::{Counts, Dispatch, Shape};
 use super::writers::ExportTarget;
 use crate::error::{Error, Result};
 use crate::pages::heads_ratio;
@@ -129,7 +127,7 @@ pub struct ModuleEntry {
     /// How many workgroups.
     pub dispatch: DispatchEntry,
     /// The pages that it reads or writes, by the prefix of their names: `side`, `src`, `k`, `v`.
-    pub pages: std::collections::BTreeMap<String, Geometry>,
+    pub pages: BTreeMap<String, Geometry>,
 }
 
 /// What a module takes of the limits that WebGPU knows by these names.
@@ -307,25 +305,14 @@ pub struct VectorEntry {
     pub case: String,
     /// Its folder, relative to the manifest.
     pub folder: String,
-    /// The pair, or empty.
-    pub pair: String,
-    /// The phase, or empty.
-    pub phase: String,
+    /// The pair, where it is the case of one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pair: Option<String>,
+    /// `decode` or `prefill`, where it is the case of a pair.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub phase: Option<String>,
     /// The modules that it dispatches.
     pub modules: Vec<String>,
-}
-
-impl VectorEntry {
-    /// Of a case.
-    pub fn of(case: &Case) -> VectorEntry {
-        VectorEntry {
-            case: case.case.clone(),
-            folder: format!("vectors/{}", case.case),
-            pair: case.pair.clone().unwrap_or_default(),
-            phase: case.phase.clone().unwrap_or_default(),
-            modules: case.modules(),
-        }
-    }
 }
 
 /// What every version of the file has.
@@ -569,8 +556,8 @@ impl ModuleEntry {
         )?;
         self.check_dispatch(place)?;
         for (prefix, pages) in &self.pages {
-            let fits = pages.layout();
-            fits.map_err(|error| fault(format!("{place}.pages.{prefix}"), error.to_string()))?;
+            let layout = pages.layout();
+            layout.map_err(|error| fault(format!("{place}.pages.{prefix}"), error.to_string()))?;
         }
         let own = self.limits;
         let portable = self.features.is_empty()

@@ -1,7 +1,7 @@
 //! Shaders that other engines can lift: composed modules in several languages, a manifest, golden vectors.
 //!
-//! [`Choice`] says which modules, [`Export::compose`] makes their files and the manifest, [`Destination::replace`] puts
-//! them in place of a folder.
+//! [`Choice`] says which modules, [`Export::compose`] makes their files, the manifest and the vectors,
+//! [`Destination::replace`] puts them in place of a folder.
 
 pub mod cases;
 mod folder;
@@ -33,24 +33,27 @@ use writers::ExportTarget;
 /// The name of the page that a stranger reads first.
 const README: &str = "README.md";
 
-/// The files of an export, in memory.
+/// The folder of the golden vectors.
+const VECTORS: &str = "vectors";
+
+/// An export in memory.
 #[derive(Debug, Clone)]
 pub struct Export {
     /// What `manifest.json` will say.
     pub manifest: Manifest,
     /// Name and bytes of each shader.
     pub files: Vec<(String, Vec<u8>)>,
-    /// Golden vectors.
+    /// The golden vectors.
     pub cases: Vec<Case>,
 }
 
 impl Export {
-    /// Composes and writes every module of a choice in the language of a target; `progress` is told how many are done, of
-    /// how many, and which is next. `vectors` asks for golden vectors of so many tokens in the longer sequence; with them
-    /// come the modules that their cases run beside those that were chosen.
+    /// Composes and writes every module of a choice in the language of a target, with golden vectors where a number of
+    /// tokens is given; then modules that their cases run come too, chosen or not. `progress` is told how many modules are
+    /// done, of how many, and which is next.
     ///
     /// # Errors
-    /// Those of [`Choice::modules`], [`cases::all`] and [`writers::write`].
+    /// Those of [`Choice::modules`], [`writers::write`] and [`cases::all`].
     pub fn compose(
         choice: &Choice,
         target: ExportTarget,
@@ -58,15 +61,17 @@ impl Export {
         progress: &mut dyn FnMut(u64, u64, &str),
     ) -> Result<Export> {
         let mut modules = choice.modules()?;
-        let mut cases = Vec::new();
-        if let Some(tokens) = vectors {
-            cases = cases::all(choice, tokens)?;
-            let needed: BTreeSet<String> = cases.iter().flat_map(Case::modules).collect();
-            let chosen: BTreeSet<String> = modules.iter().map(|module| module.name.clone()).collect();
-            let every = Choice {
-                kernels: Vec::new(),
-                ..choice.clone()
-            };
+        let cases = match vectors {
+            Some(tokens) => cases::all(choice, tokens)?,
+            None => Vec::new(),
+        };
+        let needed: BTreeSet<String> = cases.iter().flat_map(Case::modules).collect();
+        let every = Choice {
+            kernels: Vec::new(),
+            ..choice.clone()
+        };
+        let chosen: BTreeSet<String> = modules.iter().map(|module| module.name.clone()).collect();
+        if !needed.is_subset(&chosen) {
             modules = every.modules()?;
             modules.retain(|module| chosen.contains(&module.name) || needed.contains(&module.name));
         }
@@ -78,6 +83,13 @@ impl Export {
             files.push((entry.file.clone(), written.bytes));
             entries.push(entry);
         }
+        let vectors = cases.iter().map(|case| VectorEntry {
+            case: case.case.clone(),
+            folder: format!("{VECTORS}/{}", case.case),
+            pair: case.pair.clone(),
+            phase: case.phase.clone(),
+            modules: case.modules(),
+        });
         let manifest = Manifest {
             schema: SCHEMA.to_owned(),
             version: VERSION,
@@ -87,7 +99,7 @@ impl Export {
             shape: choice.shape,
             pairs: choice.pairs.iter().map(ToString::to_string).collect(),
             modules: entries,
-            vectors: cases.iter().map(VectorEntry::of).collect(),
+            vectors: vectors.collect(),
         };
         Ok(Export {
             manifest,
@@ -96,7 +108,7 @@ impl Export {
         })
     }
 
-    /// Writes shaders, manifest and README into an empty folder.
+    /// Writes shaders, vectors, manifest and README into an empty folder.
     ///
     /// # Errors
     /// The system's words.

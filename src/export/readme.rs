@@ -101,8 +101,8 @@ fn target_notes(target: ExportTarget) -> String {
 const USE: &str = "\
 ## Running a kernel
 
-1. Make a buffer for each binding. `shape` names its dimensions, slowest first; all are arrays of 32-bit words, `type` says
-   what a kernel reads in them. A uniform buffer should be a multiple of 16 bytes long.
+1. Make a buffer for each binding. `shape` names its dimensions, slowest first; `type` says what a kernel reads, and all are
+   multiples of 32-bit words. A uniform buffer should be a multiple of 16 bytes long.
 2. Pack `params` by `offset`: each field takes 4 bytes, little-endian.
 3. Count workgroups: evaluate `dispatch.formula` with the values of the params. Where `counts` is `invocations`, divide by
    `workgroup_size[0]` and round up. Call it n; then y = ceil(n / 65535), x = ceil(n / y), and z as given. Kernels read x
