@@ -59,7 +59,7 @@ globalThis.kvpack ??= {};
   });
   const MANIFEST = object({
     generator: text, target: text, shape: record(count), pairs: list(text), modules: list(MODULE),
-    vectors: list(object({ case: text, folder: path, pair: text, phase: text, modules: list(text) })),
+    vectors: list(object({ case: text, folder: path, 'pair?': text, 'phase?': text, modules: list(text) })),
   });
   const CASE = object({
     case: text, data_offset: count,
