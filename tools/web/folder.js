@@ -45,28 +45,39 @@ globalThis.kvpack ??= {};
     return readerOf(name, files);
   }
 
+  /** The files below an entry of the older interface for dropped folders, which Safari and Firefox have. */
+  async function walkEntry(entry, path, files) {
+    if (entry.isFile) {
+      files.set(path, await new Promise((done, failed) => { entry.file(done, failed); }));
+      return;
+    }
+    const reader = entry.createReader();
+    for (;;) {
+      // At most 100 entries a call.
+      const some = await new Promise((done, failed) => { reader.readEntries(done, failed); });
+      if (some.length === 0) return;
+      for (const child of some) await walkEntry(child, path ? `${path}/${child.name}` : child.name, files);
+    }
+  }
+
+  /** The same of the newer one. Chromium needs it where the page is a file: there the older one gives no contents. */
+  async function walkHandle(handle, path, files) {
+    if (handle.kind === 'file') {
+      files.set(path, await handle.getFile());
+      return;
+    }
+    for await (const child of handle.values()) await walkHandle(child, path ? `${path}/${child.name}` : child.name, files);
+  }
+
   /** What was dropped. Call it while the event is handled: later the items are gone. */
-  function readerOfDrop(transfer) {
-    const entries = [...transfer.items].map((item) => item.webkitGetAsEntry?.()).filter(Boolean);
+  async function readerOfDrop(transfer) {
+    const items = [...transfer.items].filter((item) => item.kind === 'file');
+    const newer = items.every((item) => item.getAsFileSystemHandle);
+    const roots = await Promise.all(items.map((item) => (newer ? item.getAsFileSystemHandle() : item.webkitGetAsEntry())));
     const files = new Map();
-    const walk = async (entry, path) => {
-      if (entry.isFile) {
-        files.set(path, await new Promise((done, failed) => entry.file(done, failed)));
-        return;
-      }
-      const reader = entry.createReader();
-      for (;;) {
-        // At most 100 entries a call.
-        const some = await new Promise((done, failed) => reader.readEntries(done, failed));
-        if (some.length === 0) return;
-        for (const child of some) await walk(child, path ? `${path}/${child.name}` : child.name);
-      }
-    };
-    return (async () => {
-      const single = entries.length === 1 && entries[0].isDirectory;
-      for (const entry of entries) await walk(entry, single ? '' : entry.name);
-      return readerOf(single ? entries[0].name : 'dropped files', files);
-    })();
+    const single = roots.length === 1 && (roots[0].kind === 'directory' || roots[0].isDirectory);
+    for (const root of roots) await (newer ? walkHandle : walkEntry)(root, single ? '' : root.name, files);
+    return readerOf(single ? roots[0].name : 'dropped files', files);
   }
 
   /** A folder on a server, by its address. */

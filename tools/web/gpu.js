@@ -98,7 +98,7 @@ globalThis.kvpack ??= {};
     /** Throws if a device was lost, with what was going on. */
     async check(during) {
       await Promise.resolve();
-      if (this.lost !== undefined) throw new NoGpu(`The device was lost during ${during}: ${this.lost}. Reload to start again.`);
+      if (this.lost !== undefined) throw new NoGpu(`The device was lost during ${during}. Reload to start again. The driver says: ${this.lost}`);
     }
 
     destroy() {
