@@ -312,8 +312,9 @@ globalThis.kvpack ??= {};
       try {
         if (!usable(entry)) throw new FolderError('this adapter lacks what its modules need');
         row = await measurePair({ ...common, entry });
-        row.share = roof > 0 ? row.gbPerS / roof : null;
         row.aboveRoof = highest > 0 && row.gbPerS > highest;
+        // A rate from a cache, or one that is not believed, is no share of the memory's.
+        row.share = roof > 0 && !row.aboveRoof && !row.resident ? row.gbPerS / roof : null;
       } catch (error) {
         if (error instanceof NoGpu) throw error;
         await devices.check(`the measurement of ${entry.pair}`);

@@ -46,11 +46,12 @@
 
   function showAdapter(info) {
     const hidden = 'not told';
-    const subgroups = info.subgroupMinSize ? `${info.subgroupMinSize} to ${info.subgroupMaxSize}` : hidden;
+    const [least, most] = [info.subgroupMinSize, info.subgroupMaxSize];
+    const subgroups = !least ? '' : least === most ? `, of ${least}` : `, of ${least} to ${most}`;
     at('adapter').replaceChildren(...terms([
       ['Kind', info.software ? 'software: shaders run on the CPU' : 'a GPU, as far as the browser tells'],
       ['Vendor', info.vendor || hidden], ['Architecture', info.architecture || hidden], ['Device', info.device || hidden], ['Description', info.description || hidden],
-      ['f16 arithmetic', info.features.includes('shader-f16') ? 'yes' : 'no'], ['Subgroups', info.features.includes('subgroups') ? `yes, of ${subgroups}` : 'no'],
+      ['f16 arithmetic', info.features.includes('shader-f16') ? 'yes' : 'no'], ['Subgroups', info.features.includes('subgroups') ? `yes${subgroups}` : 'no'],
       ['Timestamps', info.features.includes('timestamp-query') ? 'yes' : 'no'],
     ]));
     at('features').textContent = info.features.join(', ') || 'no features';
@@ -59,7 +60,7 @@
     at('machine').hidden = false;
   }
 
-  const WORDS = { ok: ['pass', 'good'], failed: ['fail', 'bad'], 'left out': ['left out', 'quiet'], compiled: ['compiles', 'quiet'] };
+  const WORDS = { ok: ['pass', 'good'], failed: ['fail', 'bad'], 'left out': ['left out', 'quiet'], compiled: ['builds', 'quiet'] };
   const result = (name, status) => element(name, { class: WORDS[status][1] }, WORDS[status][0]);
 
   function showKernels(kernels) {
@@ -98,7 +99,7 @@
     if (kase.message) inside.append(element('pre', { tabindex: '0' }, kase.message));
     inside.append(element('ul', {}, ...kase.checks.map(checkItem)));
     const details = element('details', {}, element('summary', {}, element('span', {}, kase.case),
-      element('span', {}, some(passed, 'check')), result('span', kase.status)), inside);
+      element('span', {}, passed === kase.checks.length ? some(passed, 'check') : `${passed} of ${some(kase.checks.length, 'check')}`), result('span', kase.status)), inside);
     details.open = kase.status === 'failed';
     at('cases').append(details);
   }
@@ -124,7 +125,7 @@
     state('running');
     kvpack.report = null;
     for (const id of ['problem', 'about', 'results', 'bench', 'save', 'bench-table']) at(id).hidden = true;
-    for (const id of ['kernels', 'complaints', 'cases', 'bench-rows', 'bench-notes', 'bench-status']) at(id).replaceChildren();
+    for (const id of ['kernels', 'complaints', 'cases', 'roof-rows', 'bench-rows', 'bench-notes', 'bench-status']) at(id).replaceChildren();
     try {
       loaded?.devices.destroy();
       loaded = undefined;
@@ -166,17 +167,19 @@
   // ---- bandwidth --------------------------------------------------------------------------------------------------
 
   const seconds = (s) => (s >= 1 ? `${s.toFixed(2)} s` : s >= 1e-3 ? `${(s * 1e3).toFixed(2)} ms` : `${(s * 1e6).toFixed(1)} µs`);
-  const percent = (share) => `${(100 * share).toFixed(0)} %`;
   const spread = (row) => `${seconds(row.seconds[1])} (${seconds(row.seconds[0])} to ${seconds(row.seconds[2])})`;
 
   function benchRow(row, roof, f16) {
-    if (row.message) return element('tr', {}, element('th', { scope: 'row' }, row.pair), element('td', { colspan: '7', class: 'quiet' }, `not measured: ${row.message}`));
+    const name = element('th', { scope: 'row' }, row.pair ?? row.kernel);
+    if (row.message) return element('tr', {}, name, element('td', { colspan: '7', class: 'quiet' }, `not measured: ${row.message}`));
+    const number = (words) => element('td', { class: 'n' }, words);
     const bar = element('i', row.resident ? { class: 'resident' } : {});
     bar.style.width = `${Math.min(100, 100 * (row.gbPerS / roof))}%`;
-    const marks = `${row.resident ? ' *' : ''}${row.aboveRoof ? ' †' : ''}`;
-    return element('tr', {}, element('th', { scope: 'row' }, row.pair ?? row.kernel), element('td', { class: 'n' }, `${row.gbPerS.toFixed(2)}${marks}`), element('td', { class: 'bar' }, bar),
-      element('td', { class: 'n' }, percent(row.gbPerS / roof)), element('td', { class: 'n' }, f16 && row.pair ? `${(f16.secondsPerSequence / row.secondsPerSequence).toFixed(2)}×` : ''),
-      element('td', { class: 'n' }, row.pair ? row.bytesPerToken.toLocaleString('en') : ''), element('td', { class: 'n' }, spread(row)), element('td', {}, row.pair ? row.sequences.toLocaleString('en') : ''));
+    const marks = `${row.resident ? '*' : ''}${row.aboveRoof ? '†' : ''}`;
+    const own = row.pair ? [f16 ? `${(f16.secondsPerSequence / row.secondsPerSequence).toFixed(2)}×` : '', row.bytesPerToken.toLocaleString('en'), row.sequences.toLocaleString('en')] : ['', '', ''];
+    // A rate from a cache, or one that is not believed, is no share of the memory's.
+    const share = marks ? '–' : `${(100 * row.gbPerS / roof).toFixed(0)} %`;
+    return element('tr', {}, name, number(`${row.gbPerS.toFixed(2)} ${marks}`.trim()), element('td', { class: 'bar' }, bar), number(share), ...own.map(number), number(spread(row)));
   }
 
   function showBench(roofRows, rows, cacheBytes) {
@@ -184,7 +187,8 @@
     const all = [...roofRows, ...rows.filter((row) => !row.message)];
     const roof = Math.max(...roofRows.map((row) => row.gbPerS));
     const f16 = rows.find((row) => row.pair === 'f16' && !row.message);
-    at('bench-rows').replaceChildren(...[...roofRows, ...rows].map((row) => benchRow(row, roof, f16)));
+    at('roof-rows').replaceChildren(...roofRows.map((row) => benchRow(row, roof)));
+    at('bench-rows').replaceChildren(...rows.map((row) => benchRow(row, roof, f16)));
     at('bench-table').hidden = false;
     const notes = [];
     if (software) notes.push('These are times of a software driver on the CPU: they say nothing about a GPU.');

@@ -90,8 +90,11 @@ globalThis.kvpack ??= {};
         const portable = used.every((module) => module.portable);
         return Object.assign(result, { status: portable ? 'failed' : 'left out', message: `this adapter lacks ${missing}` });
       }
-      const broken = used.filter((module) => !compiled.has(module.name));
-      if (broken.length > 0) throw new FolderError(`not run: ${broken.map((module) => module.name).join(', ')} did not compile`);
+      const broken = used.map((module) => module.name).filter((name) => !compiled.has(name));
+      if (broken.length > 0) {
+        result.modules = broken; // the others are not to blame
+        throw new FolderError(`not run: ${broken.join(', ')} did not compile`);
+      }
       const device = await devices.get(needs(used));
       const ready = new Map();
       for (const module of used) ready.set(module.name, await pipelines(device, module));
@@ -165,7 +168,7 @@ globalThis.kvpack ??= {};
           if (check.ok) row.passed++;
         }
       }
-      // A case that failed before any check counts against all of its kernels.
+      // A case that failed before its checks counts against all kernels that it blames.
       if (kase.status === 'failed' && kase.message) {
         for (const name of new Set((kase.modules ?? []).map((module) => kernelOf.get(module)))) of(name).checks++;
       }
