@@ -38,7 +38,7 @@ pub enum Reduction {
 /// What scores are computed in. Values are always summed in f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(
-    feature = "tuning",
+    any(feature = "tuning", feature = "export"),
     derive(serde::Serialize, serde::Deserialize),
     serde(rename_all = "kebab-case")
 )]

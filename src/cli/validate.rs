@@ -1,5 +1,10 @@
-//! `kvpack validate`: every kernel against the CPU reference.
+//! `kvpack validate`: every kernel against the CPU reference; another's shader, or the result of any program, against
+//! golden vectors.
 
+use std::path::{Path, PathBuf};
+
+use kvpack::export::manifest::Manifest;
+use kvpack::export::{self, cases};
 use kvpack::report::{json, table};
 use kvpack::spec::Pair;
 use kvpack::validate::{ValidateFilter, ValidateRow};
@@ -12,11 +17,32 @@ use super::{Failure, usage};
 #[derive(clap::Args)]
 pub struct Args {
     /// Only this kernel; may be repeated [default: all]
-    #[arg(long = "kernel", value_name = "KERNEL", value_parser = kernel)]
+    #[arg(long = "kernel", value_name = "KERNEL", value_parser = kernel, conflicts_with_all = ["wgsl", "vectors"])]
     kernels: Vec<String>,
     /// Only these cache formats, K/V or one name for both [default: all]
-    #[arg(long, value_name = "PAIR", value_delimiter = ',')]
+    #[arg(long, value_name = "PAIR", value_delimiter = ',', conflicts_with_all = ["wgsl", "vectors"])]
     pairs: Vec<Pair>,
+    /// Your own shader, in the place of a module of --manifest
+    #[arg(long, value_name = "FILE", requires = "manifest", conflicts_with = "vectors")]
+    wgsl: Option<PathBuf>,
+    /// manifest.json of an export, or its folder: bindings, uniform and dispatch of your shader
+    #[arg(long, value_name = "FILE", requires = "wgsl")]
+    manifest: Option<PathBuf>,
+    /// The module whose place your shader takes [default: by its file's name or its entry point]
+    #[arg(long, value_name = "MODULE", requires = "wgsl")]
+    module: Option<String>,
+    /// Golden vectors that --result is judged by: the folder of a case, or an export with --case; no adapter is asked
+    #[arg(long, value_name = "DIR", requires = "result")]
+    vectors: Option<PathBuf>,
+    /// What any program made of a case's inputs, as .npy: attention output, LSE, rows read back
+    #[arg(long, value_name = "FILE", requires = "vectors")]
+    result: Option<PathBuf>,
+    /// The case of an export
+    #[arg(long, value_name = "CASE", requires = "vectors")]
+    case: Option<String>,
+    /// What the result is, for example output, lse, k_rows [default: the only one of its shape]
+    #[arg(long, value_name = "NAME", requires = "vectors")]
+    expect: Option<String>,
     #[command(flatten)]
     adapter: AdapterArgs,
     /// Write the rows as JSON; - is standard output, in place of the lines
@@ -28,49 +54,147 @@ impl Args {
     /// Runs the checks, a line as each is done.
     pub fn run(self) -> Result<(), Failure> {
         let outputs = Outputs::check(&[("--json", self.json.as_deref())])?;
+        if let (Some(folder), Some(result)) = (&self.vectors, &self.result) {
+            return self.judge_result(&outputs, folder, result);
+        }
+        if let (Some(wgsl), Some(manifest)) = (&self.wgsl, &self.manifest) {
+            return self.judge_shader(&outputs, wgsl, manifest);
+        }
         let gpu = self.adapter.open()?;
         let filter = ValidateFilter {
             kernels: self.kernels,
             pairs: self.pairs,
         };
-        let lines = !outputs.take_stdout();
-        let mut printed = Ok(());
-        // The lines are the progress; a bar stands in for them where standard output belongs to the JSON.
-        let progress = Progress::new();
-        let mut done = 0;
-        let rows = kvpack::validate::run(&gpu, &filter, &mut |row| {
-            done += 1;
-            if !lines {
-                progress.show(done, done, &format!("{} {}", row.kernel, row.format));
-                return;
-            }
-            if done == 1 {
-                printed = print(&table::validate_head());
-            }
-            if printed.is_ok() {
-                printed = print(&table::validate_line(row));
-            }
-        });
-        progress.finish();
-        let rows = rows?;
+        let (rows, printed) = show(&outputs, |report| kvpack::validate::run(&gpu, &filter, report))?;
         let idle = without_a_check(&filter, &rows);
         // Before anything is written: there is nothing to report.
         if rows.is_empty() {
             return Err(nothing(&filter));
-        }
-        if lines && printed.is_ok() {
-            printed = print(&table::validate_summary(&rows));
         }
         for kernel in idle {
             tell(&format!(
                 "no check of {kernel} fits these pairs: it was not validated"
             ));
         }
-        // Rows that did not pass are written like all others: they are what one looks for.
-        let written = outputs.write("--json", || json::to_bytes(&rows));
-        judge(&rows)?;
-        printed.and(written)
+        finish(&outputs, &rows, printed)
     }
+
+    /// Runs another's shader through the cases of a module.
+    fn judge_shader(&self, outputs: &Outputs, wgsl: &Path, manifest: &Path) -> Result<(), Failure> {
+        let manifest = Manifest::read(manifest)?;
+        let file = wgsl.display().to_string();
+        let text = std::fs::read_to_string(wgsl).map_err(|error| {
+            let advice = "name a file of WGSL text";
+            usage(
+                format!("--wgsl {file}"),
+                format!("it cannot be read: {error}"),
+                advice,
+            )
+        })?;
+        let candidate = export::candidate(&manifest, &file, &text, self.module.as_deref())?;
+        let gpu = self.adapter.open()?;
+        let (rows, printed) = show(outputs, |report| {
+            export::check(&gpu, &manifest, &candidate, report)
+        })?;
+        if rows.is_empty() {
+            let message = format!(
+                "no case dispatches {}: nothing was compared",
+                candidate.entry.name
+            );
+            return Err(Failure::Checks(message));
+        }
+        finish(outputs, &rows, printed)
+    }
+
+    /// Judges an array by golden vectors.
+    fn judge_result(&self, outputs: &Outputs, folder: &Path, result: &Path) -> Result<(), Failure> {
+        let case = match &self.case {
+            Some(name) => {
+                let manifest = Manifest::read(folder)?;
+                let entry = manifest.vectors.iter().find(|entry| entry.case == *name);
+                let entry = entry.ok_or_else(|| {
+                    let known: Vec<_> = manifest.vectors.iter().map(|entry| entry.case.as_str()).collect();
+                    let advice = match known.is_empty() {
+                        true => "export with --vectors".to_owned(),
+                        false => format!("choose from {}", known.join(", ")),
+                    };
+                    usage(format!("--case {name}"), "the export has no such case", advice)
+                })?;
+                let folder = if folder.is_dir() {
+                    folder
+                } else {
+                    folder.parent().unwrap_or(folder)
+                };
+                cases::read(&folder.join(&entry.folder))?
+            }
+            None => cases::read(folder)?,
+        };
+        let expect = match &self.expect {
+            Some(name) => case.expectation(name)?,
+            None => case.expectation_for(result)?,
+        };
+        let started = std::time::Instant::now();
+        let verdict = case.judge_file(expect, result)?;
+        let row = ValidateRow {
+            kernel: result
+                .file_name()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned(),
+            format: format!("{} {}", case.case, expect.name),
+            cases: verdict.cases,
+            bit_mismatches: verdict.bit_mismatches,
+            worst_share_of_bound: verdict.sums.map(|sums| sums.share()),
+            max_error: verdict.sums.map(|sums| sums.max_error),
+            bound: verdict.sums.map(|sums| sums.bound),
+            milliseconds: started.elapsed().as_secs_f64() * 1e3,
+            passed: verdict.passed(),
+            detail: verdict.first,
+            adapter: "none: a file was judged".to_owned(),
+        };
+        let (rows, printed) = show(outputs, |report| {
+            report(&row);
+            Ok(vec![row.clone()])
+        })?;
+        finish(outputs, &rows, printed)
+    }
+}
+
+/// Prints rows as `work` reports them; a bar stands in for them where standard output belongs to the JSON.
+fn show(
+    outputs: &Outputs,
+    work: impl FnOnce(&mut dyn FnMut(&ValidateRow)) -> kvpack::Result<Vec<ValidateRow>>,
+) -> Result<(Vec<ValidateRow>, Result<(), Failure>), Failure> {
+    let lines = !outputs.take_stdout();
+    let mut printed = Ok(());
+    let progress = Progress::new();
+    let mut done = 0;
+    let rows = work(&mut |row| {
+        done += 1;
+        if !lines {
+            progress.show(done, done, &format!("{} {}", row.kernel, row.format));
+            return;
+        }
+        if done == 1 {
+            printed = print(&table::validate_head());
+        }
+        if printed.is_ok() {
+            printed = print(&table::validate_line(row));
+        }
+    });
+    progress.finish();
+    let rows = rows?;
+    if lines && printed.is_ok() && !rows.is_empty() {
+        printed = print(&table::validate_summary(&rows));
+    }
+    Ok((rows, printed))
+}
+
+/// Writes what was asked for and judges. Rows that did not pass are written like all others: they are what one looks for.
+fn finish(outputs: &Outputs, rows: &[ValidateRow], printed: Result<(), Failure>) -> Result<(), Failure> {
+    let written = outputs.write("--json", || json::to_bytes(&rows));
+    judge(rows)?;
+    printed.and(written)
 }
 
 /// The kernels that were named and have no row.

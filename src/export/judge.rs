@@ -190,6 +190,69 @@ impl Case {
         Ok(verdict)
     }
 
+    /// What is expected under a name.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] with the names that there are.
+    pub fn expectation(&self, name: &str) -> Result<&Expect> {
+        self.expect
+            .iter()
+            .find(|expect| expect.name == name)
+            .ok_or_else(|| Error::Usage {
+                asked: format!("`{name}` of case {}", self.case),
+                reason: "nothing of this name is expected".to_owned(),
+                advice: format!("choose from {}", self.expected()),
+            })
+    }
+
+    /// What is expected that has the shape of the array in a file.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a file that is no array, and where nothing or more than one fits.
+    pub fn expectation_for(&self, path: &Path) -> Result<&Expect> {
+        let refuse = |reason: String| Error::Usage {
+            asked: format!("result `{}` for case {}", path.display(), self.case),
+            reason,
+            advice: format!("name what it is with --expect: {}", self.expected()),
+        };
+        let (_, header) = npy::open(path).map_err(refuse)?;
+        let same = |expect: &&Expect| {
+            let buffer = self.buffer(&expect.buffer);
+            buffer.is_some_and(|buffer| {
+                buffer
+                    .shape
+                    .iter()
+                    .map(|&n| u64::from(n))
+                    .eq(header.shape.iter().copied())
+            })
+        };
+        let fitting: Vec<&Expect> = self.expect.iter().filter(same).collect();
+        match fitting.as_slice() {
+            [only] => Ok(only),
+            [] => Err(refuse(format!(
+                "nothing that is expected has shape {:?}",
+                header.shape
+            ))),
+            _ => Err(refuse(format!(
+                "several that are expected have shape {:?}",
+                header.shape
+            ))),
+        }
+    }
+
+    /// The names of what is expected, with shapes.
+    fn expected(&self) -> String {
+        let shape = |expect: &Expect| {
+            self.buffer(&expect.buffer)
+                .map_or(&[][..], |buffer| &buffer.shape)
+        };
+        let names = self
+            .expect
+            .iter()
+            .map(|expect| format!("{} {:?}", expect.name, shape(expect)));
+        names.collect::<Vec<_>>().join(", ")
+    }
+
     fn verdict(&self, expect: &Expect) -> Verdict {
         Verdict {
             name: expect.name.clone(),

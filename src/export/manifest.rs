@@ -11,8 +11,10 @@ use super::geometry::Geometry;
 use super::modules::{Counts, Dispatch, Shape};
 use super::writers::ExportTarget;
 use crate::error::{Error, Result};
+use crate::kernels::FloatType;
 use crate::pages::heads_ratio;
 use crate::spec::{Pair, Side};
+use crate::variant::Arithmetic;
 
 /// What `schema` says.
 pub const SCHEMA: &str = "kvpack.shaders";
@@ -48,12 +50,26 @@ pub struct Manifest {
     pub code: Code,
     /// The shape of the cache.
     pub shape: Shape,
+    /// The types of the numbers in a caller's buffers.
+    pub types: Types,
     /// The pairs.
     pub pairs: Vec<String>,
     /// The modules, a file each.
     pub modules: Vec<ModuleEntry>,
     /// The cases, where there are golden vectors.
     pub vectors: Vec<VectorEntry>,
+}
+
+/// The types of the numbers in a caller's buffers: `f32` or `f16`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Types {
+    /// Of new rows of K and V.
+    pub rows: FloatType,
+    /// Of queries.
+    pub queries: FloatType,
+    /// Of outputs.
+    pub outputs: FloatType,
 }
 
 /// What a host must know of the code beside its bindings.
@@ -118,6 +134,9 @@ pub struct ModuleEntry {
     /// Buffers that the target adds to those of the kernel.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub extra_bindings: Vec<ExtraBinding>,
+    /// What scores are computed in, of attention: `f32`, `f16` or `packed`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub arithmetic: Option<Arithmetic>,
     /// The uniform of the binding `params`.
     pub params: StructEntry,
     /// Other structs that buffers hold, by name.
@@ -262,6 +281,16 @@ pub enum ConstantValue {
     Integer(i64),
     /// Any other number.
     Number(f64),
+}
+
+impl ConstantValue {
+    /// The value of a constant of type u32.
+    pub fn as_u32(self) -> Option<u32> {
+        match self {
+            ConstantValue::Integer(value) => u32::try_from(value).ok(),
+            _ => None,
+        }
+    }
 }
 
 /// What a formula counts.

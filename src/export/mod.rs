@@ -4,6 +4,7 @@
 //! [`Destination::replace`] puts them in place of a folder.
 
 pub mod cases;
+mod check;
 mod folder;
 mod geometry;
 mod judge;
@@ -19,15 +20,16 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
+pub use check::{Candidate, candidate, check};
 pub use folder::Destination;
 pub use geometry::{Geometry, place};
 pub use judge::Verdict;
 pub use modules::{Choice, Counts, Dispatch, Factor, Module, Phase, Shape, Tweaks, kernel_names, others};
-pub use run::{Runnable, run};
+pub use run::{Runnable, Runner};
 
 use crate::error::Result;
 use cases::Case;
-use manifest::{Code, FILE, Manifest, SCHEMA, VERSION, VectorEntry};
+use manifest::{Code, FILE, Manifest, SCHEMA, Types, VERSION, VectorEntry};
 use writers::ExportTarget;
 
 /// The name of the page that a stranger reads first.
@@ -97,6 +99,11 @@ impl Export {
             target,
             code: Code::of(target),
             shape: choice.shape,
+            types: Types {
+                rows: choice.rows,
+                queries: choice.queries,
+                outputs: choice.outputs,
+            },
             pairs: choice.pairs.iter().map(ToString::to_string).collect(),
             modules: entries,
             vectors: vectors.collect(),

@@ -29,8 +29,8 @@ fn refused(kernel: &str, message: impl Into<String>) -> Error {
 
 /// Parses and validates a text in naga's dialect.
 pub(crate) fn parse(kernel: &str, text: &str) -> Result<(naga::Module, ModuleInfo)> {
-    let module =
-        naga::front::wgsl::parse_str(text).map_err(|error| refused(kernel, error.emit_to_string(text)))?;
+    let module = naga::front::wgsl::parse_str(text)
+        .map_err(|error| refused(kernel, error.emit_to_string_with_path(text, kernel)))?;
     let info = validate(kernel, text, &module)?;
     Ok((module, info))
 }
@@ -43,7 +43,7 @@ pub(crate) fn validate(kernel: &str, text: &str, module: &naga::Module) -> Resul
         .subgroup_stages(ShaderStages::COMPUTE)
         .subgroup_operations(SubgroupOperationSet::all())
         .validate(module)
-        .map_err(|error| refused(kernel, error.emit_to_string(text)))
+        .map_err(|error| refused(kernel, error.emit_to_string_with_path(text, kernel)))
 }
 
 /// WebGPU's names of the features that the standard's text enables.
@@ -110,6 +110,7 @@ pub(crate) fn entry(module: &Module, target: ExportTarget) -> Result<(ModuleEntr
         limits,
         bindings,
         extra_bindings,
+        arithmetic: module.variant.map(|variant| variant.arithmetic),
         params,
         structs,
         constants: constants(&parsed, &words),

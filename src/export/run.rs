@@ -13,7 +13,7 @@ use crate::gpu::Gpu;
 pub struct Runnable {
     /// WGSL as naga takes it.
     pub text: String,
-    /// What errors call the text: a file.
+    /// What errors call the text: a file. No two that differ share a name.
     pub file: String,
     /// The entry point.
     pub entry_point: String,
@@ -103,86 +103,108 @@ impl Runnable {
     }
 }
 
-/// Runs all steps of a case; what each buffer that is judged holds then. `module` finds a module by its name.
-///
-/// # Errors
-/// [`Error::Shader`] with the compiler's words, [`Error::Usage`] where module and step do not fit, and what the device
-/// reports.
-pub fn run<'m>(
-    gpu: &Gpu,
-    case: &Case,
-    module: &dyn Fn(&str) -> Result<&'m Runnable>,
-) -> Result<BTreeMap<String, Vec<u32>>> {
-    let mut buffers = BTreeMap::new();
-    for buffer in &case.buffers {
-        buffers.insert(buffer.name.as_str(), gpu.upload(&buffer.name, &buffer.words)?);
-    }
-    let mut pipelines: BTreeMap<&str, (&Runnable, wgpu::ComputePipeline)> = BTreeMap::new();
-    for step in &case.steps {
-        if !pipelines.contains_key(step.module.as_str()) {
-            let runnable = module(&step.module)?;
-            pipelines.insert(&step.module, (runnable, runnable.pipeline(gpu)?));
+/// Runs cases; each module is compiled once.
+#[derive(Debug)]
+pub struct Runner<'g> {
+    gpu: &'g Gpu,
+    pipelines: BTreeMap<String, wgpu::ComputePipeline>,
+}
+
+impl<'g> Runner<'g> {
+    /// On an adapter.
+    pub fn new(gpu: &'g Gpu) -> Runner<'g> {
+        Runner {
+            gpu,
+            pipelines: BTreeMap::new(),
         }
-        let Some((runnable, pipeline)) = pipelines.get(step.module.as_str()) else {
-            continue;
-        };
-        let refuse = |reason: String| Error::Usage {
-            asked: format!("module {} in case {}", step.module, case.case),
-            reason,
-            advice: "case and manifest must be of one export".to_owned(),
-        };
-        let params = gpu.checked("params", || gpu.uniform_bytes(&pack(runnable, step)))?;
-        let mut entries = Vec::new();
-        for (binding, name, ty) in &runnable.bindings {
-            let buffer = match (ty, step.bindings.get(name)) {
-                (wgpu::BufferBindingType::Uniform, _) => &params,
-                (_, Some(buffer)) => buffers
-                    .get(buffer.as_str())
-                    .ok_or_else(|| refuse(format!("there is no buffer `{buffer}`")))?,
-                (_, None) => return Err(refuse(format!("the step has no buffer for the binding `{name}`"))),
+    }
+
+    /// Runs all steps of a case; what each buffer that is judged holds then. `modules` has those that the steps name.
+    ///
+    /// # Errors
+    /// [`Error::Shader`] with the compiler's words, [`Error::Usage`] where module and step do not fit, and what the device
+    /// reports.
+    pub fn run(
+        &mut self,
+        case: &Case,
+        modules: &BTreeMap<String, Runnable>,
+    ) -> Result<BTreeMap<String, Vec<u32>>> {
+        let gpu = self.gpu;
+        let mut buffers = BTreeMap::new();
+        for buffer in &case.buffers {
+            buffers.insert(buffer.name.as_str(), gpu.upload(&buffer.name, &buffer.words)?);
+        }
+        for step in &case.steps {
+            let refuse = |reason: String| Error::Usage {
+                asked: format!("module {} in case {}", step.module, case.case),
+                reason,
+                advice: "case and manifest must be of one export".to_owned(),
             };
-            entries.push(wgpu::BindGroupEntry {
-                binding: *binding,
-                resource: buffer.as_entire_binding(),
-            });
+            let runnable = modules
+                .get(&step.module)
+                .ok_or_else(|| refuse("the manifest has no such module".to_owned()))?;
+            if !self.pipelines.contains_key(&runnable.file) {
+                self.pipelines
+                    .insert(runnable.file.clone(), runnable.pipeline(gpu)?);
+            }
+            let Some(pipeline) = self.pipelines.get(&runnable.file) else {
+                continue;
+            };
+            let params = gpu.checked("params", || gpu.uniform_bytes(&pack(runnable, step)))?;
+            let mut entries = Vec::new();
+            for (binding, name, ty) in &runnable.bindings {
+                let buffer = match (ty, step.bindings.get(name)) {
+                    (wgpu::BufferBindingType::Uniform, _) => &params,
+                    (_, Some(buffer)) => buffers
+                        .get(buffer.as_str())
+                        .ok_or_else(|| refuse(format!("there is no buffer `{buffer}`")))?,
+                    (_, None) => {
+                        return Err(refuse(format!("the step has no buffer for the binding `{name}`")));
+                    }
+                };
+                entries.push(wgpu::BindGroupEntry {
+                    binding: *binding,
+                    resource: buffer.as_entire_binding(),
+                });
+            }
+            if let Some((field, ..)) = runnable
+                .params
+                .iter()
+                .find(|(field, ..)| !step.params.contains_key(field))
+            {
+                return Err(refuse(format!("the step has no value for params.{field}")));
+            }
+            if step.workgroups.contains(&0) {
+                continue;
+            }
+            gpu.submit(&step.module, |encoder| {
+                let bind_group = gpu.device().create_bind_group(&wgpu::BindGroupDescriptor {
+                    label: Some(&step.module),
+                    layout: &pipeline.get_bind_group_layout(0),
+                    entries: &entries,
+                });
+                let mut pass = encoder.begin_compute_pass(&Default::default());
+                pass.set_pipeline(pipeline);
+                pass.set_bind_group(0, &bind_group, &[]);
+                let [x, y, z] = step.workgroups;
+                pass.dispatch_workgroups(x, y, z);
+                Ok(())
+            })?;
         }
-        if let Some((field, ..)) = runnable
-            .params
-            .iter()
-            .find(|(field, ..)| !step.params.contains_key(field))
-        {
-            return Err(refuse(format!("the step has no value for params.{field}")));
+        let mut found = BTreeMap::new();
+        for expect in &case.expect {
+            if found.contains_key(&expect.buffer) {
+                continue;
+            }
+            if let (Some(buffer), Some(known)) =
+                (buffers.get(expect.buffer.as_str()), case.buffer(&expect.buffer))
+            {
+                let words = gpu.read(&expect.buffer, buffer, known.words.len())?;
+                found.insert(expect.buffer.clone(), words);
+            }
         }
-        if step.workgroups.contains(&0) {
-            continue;
-        }
-        gpu.submit(&step.module, |encoder| {
-            let bind_group = gpu.device().create_bind_group(&wgpu::BindGroupDescriptor {
-                label: Some(&step.module),
-                layout: &pipeline.get_bind_group_layout(0),
-                entries: &entries,
-            });
-            let mut pass = encoder.begin_compute_pass(&Default::default());
-            pass.set_pipeline(pipeline);
-            pass.set_bind_group(0, &bind_group, &[]);
-            let [x, y, z] = step.workgroups;
-            pass.dispatch_workgroups(x, y, z);
-            Ok(())
-        })?;
+        Ok(found)
     }
-    let mut found = BTreeMap::new();
-    for expect in &case.expect {
-        if found.contains_key(&expect.buffer) {
-            continue;
-        }
-        if let (Some(buffer), Some(known)) =
-            (buffers.get(expect.buffer.as_str()), case.buffer(&expect.buffer))
-        {
-            let words = gpu.read(&expect.buffer, buffer, known.words.len())?;
-            found.insert(expect.buffer.clone(), words);
-        }
-    }
-    Ok(found)
 }
 
 /// The uniform's bytes.

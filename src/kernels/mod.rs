@@ -64,6 +64,11 @@ pub(crate) fn groups_for(kernel: &str, invocations: u64) -> Result<[u32; 3]> {
 
 /// The type of the numbers in a caller's buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(
+    feature = "export",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "lowercase")
+)]
 pub enum FloatType {
     /// binary32.
     #[default]

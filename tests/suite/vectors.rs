@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 
 use kvpack::export::cases::Case;
 use kvpack::export::writers::ExportTarget;
-use kvpack::export::{Choice, Export, Phase, Runnable, Shape, Tweaks, run};
-use kvpack::gpu::Gpu;
+use kvpack::export::{Choice, Export, Phase, Runnable, Runner, Shape, Tweaks};
 use kvpack::kernels::FloatType;
 use kvpack::spec::TABLE;
 
@@ -42,8 +41,8 @@ fn runnables(export: &Export) -> BTreeMap<String, Runnable> {
 }
 
 /// What a case's judges say of a run on the adapter.
-fn complaints(gpu: &Gpu, case: &Case, modules: &BTreeMap<String, Runnable>) -> Vec<String> {
-    let found = run(gpu, case, &|name| Ok(&modules[name])).unwrap();
+fn complaints(runner: &mut Runner<'_>, case: &Case, modules: &BTreeMap<String, Runnable>) -> Vec<String> {
+    let found = runner.run(case, modules).unwrap();
     let verdicts = case
         .expect
         .iter()
@@ -61,9 +60,9 @@ fn every_case_holds_on_this_adapter() {
     };
     let export = Export::compose(&choice(&TABLE), ExportTarget::Wgsl, Some(117), &mut |_, _, _| {}).unwrap();
     let modules = runnables(&export);
-    let mut found = Vec::new();
+    let (mut found, mut runner) = (Vec::new(), Runner::new(&gpu));
     for case in &export.cases {
-        found.extend(complaints(&gpu, case, &modules));
+        found.extend(complaints(&mut runner, case, &modules));
     }
     assert!(found.is_empty(), "{}", found.join("\n"));
 }
