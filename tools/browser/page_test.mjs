@@ -309,7 +309,7 @@ const TESTS = {
     const small = part(pairs.map((pair) => caseOf(pair).case), (module) => module.kernel.startsWith('read_'));
     await opened({ ...served({ 'manifest.json': small }), colorScheme: 'light' }, async ({ page }) => {
       await passes(page, pairs.length);
-      for (const [id, value] of Object.entries({ context: 512, sequences: 2, cache: 1, seconds: 0.1 })) await page.fill(`#${id}`, String(value));
+      for (const [id, value] of Object.entries({ context: 2048, sequences: 2, cache: 1, seconds: 0.1 })) await page.fill(`#${id}`, String(value));
       await page.click('#measure');
       await page.waitForFunction(() => /^(Done|The measurement)/.test(document.querySelector('#bench-status').textContent), null, TIMEOUT);
       const { bench } = await report(page);

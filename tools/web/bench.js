@@ -245,15 +245,15 @@ globalThis.kvpack ??= {};
         };
         const all = [
           run(split, { items: lists.items.length / 7, back: 0xffffffff, ahead: 0, softcap: 0 }),
-          run(merge, { rows: rows.length * qHeads, sinks: 0, lse: 0 }),
+          run(merge, { rows: rows.length * qHeads, sinks: 0, lse: 1 }),
         ];
-        return { all, output: own.output };
+        return { all, output: own.output, lse: own.lse };
       };
 
       const every = [...Array(count).keys()];
       const long = await scoped(device, () => dispatches(every, pages));
       const times = await scoped(device, () => timer.sample(long.all, seconds));
-      await checkOutputs({ device, timer, long, short: dispatches([0, count - 1], base.length), count, row: qHeads * v.head_dim });
+      await checkOutputs({ device, timer, long, short: dispatches([0, count - 1], base.length), count, qHeads, dim: v.head_dim, times: pages / base.length });
 
       // Query heads of a KV head that do not fit one workgroup read the pages again.
       const passes = modules.get(split.module).dispatch.z / k.heads;
@@ -270,20 +270,25 @@ globalThis.kvpack ??= {};
   }
 
   /**
-   * Outputs of the first and the last sequence against attention over the case's pages once. Every page occurs equally
-   * often, so the softmax is the same; 1 % of the largest output leaves room for sums in another order. Whether the
-   * kernel is exact is for the cases to say: this tells work that was left out.
+   * Outputs and LSE of the first and the last sequence against attention over the case's pages once. Every page occurs
+   * `times`, so the softmax is the same, and the LSE larger by the logarithm. 1 % of the largest output, and 0.01, leave
+   * room for sums in another order. Whether a kernel is exact is for the cases to say: this tells work that was left out.
    */
-  async function checkOutputs({ device, timer, long, short, count, row }) {
+  async function checkOutputs({ device, timer, long, short, count, qHeads, dim, times }) {
     await timer.read(short.all, 1);
-    const far = new Float32Array(await readBack(device, long.output, count * row * 4));
-    const near = new Float32Array(await readBack(device, short.output, 2 * row * 4));
+    const floats = async (buffer, rows) => new Float32Array(await readBack(device, buffer, rows * 4));
+    const [far, near] = [await floats(long.output, count * qHeads * dim), await floats(short.output, 2 * qHeads * dim)];
+    const [farLse, nearLse] = [await floats(long.lse, count * qHeads), await floats(short.lse, 2 * qHeads)];
+    const compare = (what, found, expected, tolerance) => {
+      const at = expected.findIndex((x, i) => !(Math.abs(x - found[i]) <= tolerance));
+      if (at >= 0 || !(tolerance > 0)) throw new FolderError(`${what} ${at} is wrong: ${found[at]}, not ${expected[at]}`);
+    };
     [0, count - 1].forEach((sequence, i) => {
-      const expected = near.subarray(i * row, (i + 1) * row);
+      const part = (all, row, size) => all.subarray(row * size, (row + 1) * size);
+      const expected = part(near, i, qHeads * dim);
       const largest = expected.reduce((m, x) => Math.max(m, Math.abs(x)), 0);
-      const found = far.subarray(sequence * row, (sequence + 1) * row);
-      const at = expected.findIndex((x, j) => !(Math.abs(x - found[j]) <= 0.01 * largest));
-      if (at >= 0 || !(largest > 0)) throw new FolderError(`sequence ${sequence} is wrong at output ${at}: ${found[at]}, not ${expected[at]}`);
+      compare(`sequence ${sequence}, output`, part(far, sequence, qHeads * dim), expected, 0.01 * largest);
+      compare(`sequence ${sequence}, LSE`, part(farLse, sequence, qHeads), part(nearLse, i, qHeads).map((x) => x + Math.log(times)), 0.01);
     });
   }
 
