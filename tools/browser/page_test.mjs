@@ -326,6 +326,10 @@ const TESTS = {
       assert.ok(bench.rows.every((row) => row.resident));
       assert.match(await text(page, '#bench-notes'), /software driver.*nothing about a GPU[^]*less than 4 times the assumed cache of 1 MiB/);
       await looksRight(page, 'bench-light');
+      // Timestamps that stand still, go back, or last longer than the time around them are not believed.
+      const clocks = await page.evaluate(() => [[1n, 10_000_001n], [5n, 5n], [9n, 5n], [0n, 10_000_000n], [1n, 20_000_001n], undefined]
+        .map((ticks) => { const { clock, seconds: [s] } = globalThis.kvpack.settle([{ wall: 0.0101, ticks }]); return `${clock} ${s}`; }));
+      assert.deepEqual(clocks, ['timestamps 0.01', ...Array(5).fill('wall clock 0.0101')]);
     });
   },
 };
