@@ -40,9 +40,13 @@ fn manifest(folder: &Path) -> Value {
     serde_json::from_slice(&fs::read(folder.join("manifest.json")).unwrap()).unwrap()
 }
 
-/// A script's exit code and output; None where it lacks a driver and KVPACK_ALLOW_NO_GPU=1: then the test is skipped, and
-/// says so.
-fn run(test: &str, command: &mut Command) -> Option<(i32, String)> {
+/// Whether tests may be skipped that find no driver.
+fn may_skip() -> bool {
+    std::env::var_os("KVPACK_ALLOW_NO_GPU").is_some_and(|v| v == "1")
+}
+
+/// A script's exit code and output; None where it lacks a driver and may be skipped, which is said.
+fn run(command: &mut Command) -> Option<(i32, String)> {
     let program = command.get_program().to_string_lossy().into_owned();
     let run = command
         .stdin(Stdio::null())
@@ -52,44 +56,38 @@ fn run(test: &str, command: &mut Command) -> Option<(i32, String)> {
     let code = run.status.code().unwrap_or(-1);
     assert_ne!(code, NO_PACKAGE, "{text}");
     if code == NO_DRIVER {
-        let allowed = std::env::var_os("KVPACK_ALLOW_NO_GPU").is_some_and(|v| v == "1");
-        assert!(allowed, "{text}\nor set KVPACK_ALLOW_NO_GPU=1 to skip the GPU tests");
-        common::say(&format!("kvpack: skipped {test}: no driver or browser"));
+        let advice = "or set KVPACK_ALLOW_NO_GPU=1 to skip the GPU tests";
+        assert!(may_skip(), "{text}\n{advice}");
+        let last = text.lines().last().unwrap_or_default();
+        common::say(&format!("kvpack: skipped a test of browsers: {last}"));
         return None;
     }
     Some((code, text))
 }
 
-/// `tools/browser/run.mjs` on a folder.
-fn dawn(folder: &Path, options: &[&str]) -> Command {
-    let mut command = Command::new("node");
-    command
+/// `tools/browser/run.mjs` on a folder, on the driver that the machine has.
+fn dawn(folder: &Path) -> Option<(i32, String)> {
+    run(Command::new("node")
         .arg(common::path("tools/browser/run.mjs"))
-        .arg(folder)
-        .args(options);
-    command
+        .arg(folder))
 }
 
-/// The same on SwiftShader; None where it is not at hand, as KVPACK_ALLOW_NO_GPU=1 allows.
-fn dawn_on_swiftshader(test: &str, folder: &Path) -> Option<Command> {
+/// The same on SwiftShader.
+fn dawn_on_swiftshader(folder: &Path) -> Option<(i32, String)> {
     let given = std::env::var_os("KVPACK_SWIFTSHADER_ICD").map(PathBuf::from);
-    let found = given.or_else(|| {
-        let installed = PathBuf::from(INSTALLED_SWIFTSHADER);
-        installed.exists().then_some(installed)
-    });
-    let Some(icd) = found else {
-        let allowed = std::env::var_os("KVPACK_ALLOW_NO_GPU").is_some_and(|v| v == "1");
-        assert!(
-            allowed,
-            "SwiftShader is not at hand. Run: eval \"$(tools/setup.sh)\", or apt-get install -y --no-install-recommends \
-             chromium; or set KVPACK_ALLOW_NO_GPU=1 to skip the GPU tests"
-        );
-        common::say(&format!("kvpack: skipped {test}: no SwiftShader"));
+    let icd = given.unwrap_or_else(|| PathBuf::from(INSTALLED_SWIFTSHADER));
+    if !icd.exists() {
+        let advice = "Run: eval \"$(tools/setup.sh)\"; or set KVPACK_ALLOW_NO_GPU=1 to skip the GPU tests";
+        assert!(may_skip(), "SwiftShader is not at hand. {advice}");
+        common::say("kvpack: skipped a test of browsers: no SwiftShader");
         return None;
-    };
-    let mut command = dawn(folder, &["--unzeroed"]);
-    command.env("VK_DRIVER_FILES", &icd).env("VK_ICD_FILENAMES", &icd);
-    Some(command)
+    }
+    run(Command::new("node")
+        .arg(common::path("tools/browser/run.mjs"))
+        .arg(folder)
+        .arg("--unzeroed")
+        .env("VK_DRIVER_FILES", &icd)
+        .env("VK_ICD_FILENAMES", &icd))
 }
 
 /// Every module compiled, every case ran, nothing failed; `left_out` modules and cases need what the driver lacks.
@@ -98,64 +96,107 @@ fn assert_all_ran(folder: &Path, (code, text): (i32, String), left_out: usize) {
     let modules = manifest["modules"].as_array().unwrap();
     let cases = manifest["vectors"].as_array().unwrap();
     assert!(!modules.is_empty() && !cases.is_empty());
-    let shown: String = text
-        .lines()
-        .filter(|line| !line.starts_with("ok "))
-        .map(|line| format!("{line}\n"))
-        .collect();
+    let shown: Vec<_> = text.lines().filter(|line| !line.starts_with("ok ")).collect();
+    let shown = shown.join("\n");
     assert_eq!(code, 0, "{shown}");
     let last = text.lines().find(|line| line.contains(" modules, ")).unwrap();
-    assert!(
-        last.starts_with(&format!("{} modules, ", modules.len()))
-            && last.ends_with(&format!(" 0 failed, {left_out} left out")),
-        "{shown}"
+    let (first, end) = (
+        format!("{} modules, ", modules.len()),
+        format!(" 0 failed, {left_out} left out"),
     );
+    assert!(last.starts_with(&first) && last.ends_with(&end), "{shown}");
     for case in cases {
         let name = case["case"].as_str().unwrap();
         let line = format!(" {name}: ");
-        assert!(text.lines().any(|l| l.contains(&line)), "{name} did not run");
+        assert!(text.contains(&line), "{name} did not run");
     }
-    common::say(&format!("kvpack: Dawn: {last}"));
+    common::say(&format!(
+        "kvpack: Dawn, {}: {last}",
+        text.lines().next().unwrap_or_default()
+    ));
 }
 
 #[test]
-fn dawn_runs_every_case_on_the_machines_driver() {
-    let folder = portable();
-    let Some(result) = run("dawn_runs_every_case", &mut dawn(folder, &[])) else { return };
-    assert_all_ran(folder, result, 0);
+fn dawn_runs_every_case_on_the_driver_of_the_machine() {
+    if let Some(result) = dawn(portable()) {
+        assert_all_ran(portable(), result, 0);
+    }
 }
 
 #[test]
 fn dawn_runs_every_case_on_swiftshader() {
-    let folder = portable();
-    let test = "dawn_runs_every_case_on_swiftshader";
-    let Some(mut command) = dawn_on_swiftshader(test, folder) else { return };
-    let Some(result) = run(test, &mut command) else { return };
-    assert_all_ran(folder, result, 0);
+    if let Some(result) = dawn_on_swiftshader(portable()) {
+        assert_all_ran(portable(), result, 0);
+    }
+}
+
+/// Two pairs, with per-channel scales on both sides.
+const FEW: [&str; 6] = [
+    "--kernel",
+    "attention_split",
+    "--pairs",
+    "int8c/int4,int4/int4c",
+    "--page-tokens",
+    "32",
+];
+
+#[test]
+fn reductions_in_subgroups_run_with_eight_and_with_four_lanes() {
+    let folder = exported(
+        "export-subgroups",
+        &[&FEW[..], &["--reduction", "subgroup"]].concat(),
+    );
+    assert!(needing_features(&folder) > 0);
+    for result in [dawn(&folder), dawn_on_swiftshader(&folder)]
+        .into_iter()
+        .flatten()
+    {
+        // Any driver of these tests has subgroups; a GPU may be without.
+        if !result.1.contains("lacks subgroups") {
+            assert_all_ran(&folder, result, 0);
+        }
+    }
 }
 
 #[test]
-fn variants_with_features_run_where_the_adapter_has_them() {
-    let options = ["--pairs", "int8,int4/int4c", "--kernel", "attention_split", "--page-tokens", "32"];
-    let variant = ["--reduction", "subgroup", "--arithmetic", "f16"];
-    let folder = exported("export-features", &[&options[..], &variant].concat());
-    let portable = |m: &Value| m["portable"].as_bool().unwrap();
-    let needing = manifest(&folder)["modules"].as_array().unwrap().iter().filter(|m| !portable(m)).count();
-    assert!(needing > 0);
-    if let Some(result) = run("variants_with_features", &mut dawn(&folder, &[])) {
-        // A driver without f16 leaves the same out everywhere.
-        let left_out = if result.1.contains("lacks shader-f16") { needing + cases(&folder) } else { 0 };
-        assert_all_ran(&folder, result, left_out);
+fn half_precision_runs_where_the_adapter_has_it_and_is_left_out_by_name_elsewhere() {
+    let variant = [
+        "--arithmetic",
+        "f16",
+        "--rows",
+        "f16",
+        "--queries",
+        "f16",
+        "--outputs",
+        "f16",
+    ];
+    let options = [
+        "--kernel",
+        "attention_split",
+        "--pairs",
+        "int8,int4/int4c",
+        "--page-tokens",
+        "32",
+    ];
+    let folder = exported("export-f16", &[&options[..], &variant].concat());
+    let all = needing_features(&folder) + manifest(&folder)["vectors"].as_array().unwrap().len();
+    assert!(needing_features(&folder) > 0);
+    for result in [dawn(&folder), dawn_on_swiftshader(&folder)]
+        .into_iter()
+        .flatten()
+    {
+        let lacks = result.1.contains("this adapter lacks shader-f16");
+        assert_all_ran(&folder, result, if lacks { all } else { 0 });
     }
-    let test = "variants_with_features_run_on_swiftshader";
-    let Some(mut command) = dawn_on_swiftshader(test, &folder) else { return };
-    let Some(result) = run(test, &mut command) else { return };
-    // It has subgroups and no f16.
-    assert_all_ran(&folder, result, needing + cases(&folder));
 }
 
-fn cases(folder: &Path) -> usize {
-    manifest(folder)["vectors"].as_array().unwrap().len()
+fn needing_features(folder: &Path) -> usize {
+    let manifest = manifest(folder);
+    let modules = manifest["modules"].as_array().unwrap();
+    modules
+        .iter()
+        .filter(|module| module["portable"] == false)
+        .count()
 }
 
 /// A copy of a folder with the case of a pair alone, and the modules that it runs.
@@ -164,8 +205,13 @@ fn one_case(folder: &Path, name: &str) -> tempfile::TempDir {
     let mut manifest = manifest(folder);
     let vectors = manifest["vectors"].as_array_mut().unwrap();
     vectors.retain(|entry| entry["case"] == name);
-    let [entry] = &vectors[..] else { panic!("no case {name}") };
-    let (used, vectors) = (entry["modules"].clone(), entry["folder"].as_str().unwrap().to_owned());
+    let [entry] = &vectors[..] else {
+        panic!("no case {name}")
+    };
+    let (used, vectors) = (
+        entry["modules"].clone(),
+        entry["folder"].as_str().unwrap().to_owned(),
+    );
     let modules = manifest["modules"].as_array_mut().unwrap();
     modules.retain(|module| used.as_array().unwrap().contains(&module["name"]));
     for module in modules {
@@ -192,15 +238,17 @@ const CASE: &str = "attention-int4c-int4-decode";
 
 #[test]
 fn dawn_finds_a_flipped_bit_a_changed_output_and_a_broken_shader() {
-    let test = "dawn_finds_what_is_spoilt";
     let vectors = format!("vectors/{CASE}");
     let whole = one_case(portable(), CASE);
     let spoilt = one_case(portable(), CASE);
-    let Some((code, text)) = run(test, &mut dawn(whole.path(), &[])) else { return };
+    let Some((code, text)) = dawn(whole.path()) else {
+        return;
+    };
     assert_eq!(code, 0, "{text}");
 
     // Slot 9, head 1, channel 21 of the first page of the first sequence: 8 codes of 4 bits a word, 8 words a head of 64.
-    let case: Value = serde_json::from_slice(&fs::read(spoilt.path().join(&vectors).join("case.json")).unwrap()).unwrap();
+    let case: Value =
+        serde_json::from_slice(&fs::read(spoilt.path().join(&vectors).join("case.json")).unwrap()).unwrap();
     let buffers = case["buffers"].as_array().unwrap();
     let geometry = &buffers.iter().find(|b| b["name"] == "k_pages").unwrap()["geometry"];
     let number = |name: &str| geometry[name].as_u64().unwrap() as usize;
@@ -214,25 +262,41 @@ fn dawn_finds_a_flipped_bit_a_changed_output_and_a_broken_shader() {
         let end = bytes.len();
         bytes[end - 8..].copy_from_slice(&1e3_f64.to_le_bytes());
     });
-    let (code, text) = run(test, &mut dawn(spoilt.path(), &[])).unwrap();
+    let (code, text) = dawn(spoilt.path()).unwrap();
     assert_eq!(code, 1, "{text}");
-    let place = format!("1 of ");
-    let line = |name: &str| text.lines().find(|l| l.starts_with(&format!("FAILED  {CASE}: {name}: "))).expect(&text);
-    assert!(line("k_pages").contains(&place), "{text}");
+    let line = |name: &str| {
+        text.lines()
+            .find(|l| l.starts_with(&format!("FAILED  {CASE}: {name}: ")))
+            .expect(&text)
+    };
+    assert!(line("k_pages").contains(": 1 of "), "{text}");
     let place = format!("page {page}, word {word}, slot 9, head 1, channel 21, code: expected 0x");
-    assert!(line("k_pages").contains(&place) && line("k_pages").contains("differing bits 0x00100000"), "{text}");
-    assert!(line("output").contains("token 1, query head 7, channel 63: expected 1000, found "), "{text}");
-    assert_eq!(text.lines().filter(|l| l.starts_with("FAILED ")).count(), 2, "{text}");
+    assert!(
+        line("k_pages").contains(&place) && line("k_pages").contains("differing bits 0x00100000"),
+        "{text}"
+    );
+    assert!(
+        line("output").contains("token 1, query head 7, channel 63: expected 1000, found "),
+        "{text}"
+    );
+    assert_eq!(
+        text.lines().filter(|l| l.starts_with("FAILED ")).count(),
+        2,
+        "{text}"
+    );
 
     let shader = whole.path().join("attention_merge-f32.wgsl");
     let source = fs::read_to_string(&shader).unwrap();
     let line = source.lines().count() + 1;
     fs::write(&shader, source + "\nfn broken() { nonsense(); }\n").unwrap();
-    let (code, text) = run(test, &mut dawn(whole.path(), &[])).unwrap();
+    let (code, text) = dawn(whole.path()).unwrap();
     assert_eq!(code, 1, "{text}");
     let words = format!("attention_merge-f32.wgsl:{line}:");
     assert!(text.contains(&words) && text.contains("nonsense"), "{text}");
-    assert!(text.contains(&format!("{CASE}: not run: attention_merge-f32 did not compile")), "{text}");
+    assert!(
+        text.contains(&format!("{CASE}: not run: attention_merge-f32 did not compile")),
+        "{text}"
+    );
 }
 
 #[test]
@@ -246,16 +310,17 @@ fn dawn_refuses_folders_that_are_none() {
         if let Some(text) = manifest {
             fs::write(folder.path().join("manifest.json"), text).unwrap();
         }
-        let (code, text) = run("dawn_refuses", &mut dawn(folder.path(), &[])).unwrap();
+        let (code, text) = dawn(folder.path()).unwrap();
         assert!(code == 2 && text.contains(words), "{code}: {text}");
     }
 }
 
 #[test]
 fn the_page_runs_every_case_in_chromium() {
-    let mut command = Command::new("node");
-    command.arg(common::path("tools/browser/page_test.mjs")).arg(portable());
-    let Some((code, text)) = run("the_page_runs_every_case_in_chromium", &mut command) else { return };
+    let script = common::path("tools/browser/page_test.mjs");
+    let Some((code, text)) = run(Command::new("node").arg(script).arg(portable())) else {
+        return;
+    };
     assert!(code == 0 && text.contains(" tests, 0 failed"), "{text}");
     common::say(&format!("kvpack: Chromium:\n{text}"));
 }
@@ -264,9 +329,8 @@ fn the_page_runs_every_case_in_chromium() {
 fn golden_vectors_decode_with_numpy_by_the_written_layout() {
     let decode = |folder: &Path| {
         let python = std::env::var("KVPACK_PYTHON").unwrap_or_else(|_| "python3".to_owned());
-        let mut command = Command::new(python);
-        command.arg(common::path("tools/decode_pages.py")).arg(folder);
-        let (code, text) = run("decode_pages", &mut command).unwrap();
+        let script = common::path("tools/decode_pages.py");
+        let (code, text) = run(Command::new(python).arg(script).arg(folder)).unwrap();
         assert!(
             !text.contains("ModuleNotFoundError"),
             "{text}\nRun: eval \"$(tools/setup.sh)\", or python3 -m pip install -r tools/requirements.txt"
@@ -278,7 +342,6 @@ fn golden_vectors_decode_with_numpy_by_the_written_layout() {
     assert!(code == 0 && last.ends_with(" rows decoded, 0 wrong"), "{text}");
     common::say(&format!("kvpack: decode_pages.py: {last}"));
 
-    // Every element and layout of scales of the eight pairs was among them.
     let copy = one_case(portable(), CASE);
     let rows = copy.path().join(format!("vectors/{CASE}/k_rows.expected.npy"));
     change(&rows, |bytes| *bytes.last_mut().unwrap() ^= 0x80);

@@ -239,13 +239,14 @@ const TESTS = {
     const kase = json(`${entry.folder}/case.json`);
     const module = small.modules[0];
     const cut = read(`${entry.folder}/k.npy`).subarray(0, 1000);
+    const other = (fields) => ({ 'manifest.json': { ...small, modules: [{ ...module, ...fields }] } });
     const refused = [
       ['no export', { 'manifest.json': '{"name": "something"}' }, /no file of kvpack.*schema is not given/],
       ['no JSON', { 'manifest.json': '{"schema": ' }, /manifest\.json: no JSON/],
       ['another version', { 'manifest.json': { ...small, version: 2 } }, /version 2 .*reads version 1/],
       ['another target', { 'manifest.json': { ...small, target: 'spirv' } }, /exported for spirv.*wgsl-browser/],
-      ['a field that is missing', { 'manifest.json': { ...small, modules: [{ ...module, bindings: undefined }] } }, /modules\[0\]\.bindings: a list is needed/],
-      ['a path outside', { 'manifest.json': { ...small, modules: [{ ...module, file: '../x.wgsl' }] } }, /modules\[0\]\.file: a path within the folder/],
+      ['a field that is missing', other({ bindings: undefined }), /modules\[0\]\.bindings: a list is needed/],
+      ['a path outside', other({ file: '../x.wgsl' }), /modules\[0\]\.file: a path within the folder/],
     ];
     for (const [name, files, words] of refused) {
       await opened(served(files), async ({ page }) => {
@@ -259,8 +260,8 @@ const TESTS = {
       ['a missing param', { ...kase, steps: [{ ...kase.steps[0], params: {} }] }, /params\.\w+ of .* is not given/],
       ['other workgroups', { ...kase, steps: [{ ...kase.steps[0], workgroups: [7, 1, 1] }] }, /by the manifest's rule/],
     ];
-    for (const [name, other, words] of wrong) {
-      await opened(served({ 'manifest.json': small, [`${entry.folder}/case.json`]: other }), async ({ page }) => {
+    for (const [name, spoiltCase, words] of wrong) {
+      await opened(served({ 'manifest.json': small, [`${entry.folder}/case.json`]: spoiltCase }), async ({ page }) => {
         assert.equal(await state(page), 'failed', name);
         assert.match(await text(page, '#cases'), words, name);
       });
@@ -292,7 +293,7 @@ const TESTS = {
     try {
       await withPage({ browser: own, ...served() }, async ({ page, address, faults }) => {
         await page.goto(`${address}?export=export/`);
-        await page.waitForFunction(() => document.documentElement.dataset.state === 'running' && document.querySelector('#progress').value > 0, null, TIMEOUT);
+        await page.waitForFunction(() => document.querySelector('#progress').value > 0, null, TIMEOUT);
         await (await own.newBrowserCDPSession()).send('Browser.crashGpuProcess');
         await finished(page);
         assert.match(await text(page, '#problem'), /device was lost during the compilation of \S+\.wgsl/);
@@ -317,7 +318,8 @@ const TESTS = {
       assert.equal(bench.roof.length, small.modules.filter((module) => module.kernel.startsWith('read_')).length);
       assert.deepEqual(bench.rows.map((row) => [row.pair, row.message]), pairs.map((pair) => [pair, undefined]));
       for (const row of [...bench.roof, ...bench.rows]) {
-        assert.ok(row.samples.length >= 5 && row.gbPerS > 0 && row.warmUp > 0 && ['timestamps', 'wall clock'].includes(row.clock), JSON.stringify(row));
+        assert.ok(row.samples.length >= 5 && row.gbPerS > 0 && row.warmUp > 0, JSON.stringify(row));
+        assert.ok(['timestamps', 'wall clock'].includes(row.clock));
       }
       // Codes and scales of both sides by hand: f16 has 2 bytes a number, int4 half a byte and a f16 scale a token and head.
       const { kv_heads: heads, k_head_dim: k, v_head_dim: v } = manifest.shape;

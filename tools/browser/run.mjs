@@ -38,8 +38,11 @@ function folderReader(folder) {
 }
 
 function checkLine(kase, check) {
-  const bits = check.rule === 'bits' ? `${check.compared} words, every bit` : `${check.compared} numbers, at most ${(100 * check.worst).toFixed(1)}% of the bound`;
-  if (check.ok) return `ok      ${kase}: ${check.name}: ${bits}`;
+  if (check.ok) {
+    const bits = `${check.compared} words, every bit`;
+    const bound = `${check.compared} numbers, at most ${(100 * check.worst).toFixed(1)}% of the bound`;
+    return `ok      ${kase}: ${check.name}: ${check.rule === 'bits' ? bits : bound}`;
+  }
   const head = `FAILED  ${kase}: ${check.name}: ${check.message ?? `${check.failures} of ${check.compared} differ`}`;
   if (!check.first) return head;
   const { place, expected, found, bound, differing } = check.first;
@@ -106,8 +109,9 @@ async function main(args) {
     const leftOut = all.filter((r) => r.status === 'left out').length;
     console.log(`${report.modules.length} modules, ${checks.length} checks, ${failed} failed, ${leftOut} left out`);
     if (options.json) {
-      const about = { schema: 'kvpack.results', version: 1, export: { generator: manifest.generator, target: manifest.target }, adapter: devices.info };
-      writeFileSync(options.json, `${JSON.stringify({ ...about, ...report }, null, 1)}\n`);
+      const { generator, target, shape, pairs } = manifest;
+      const about = { schema: 'kvpack.results', version: 1, export: { folder: reader.name, generator, target, shape, pairs } };
+      writeFileSync(options.json, `${JSON.stringify({ ...about, adapter: devices.info, ...report }, null, 1)}\n`);
     }
     return kvpack.allPassed(report) ? 0 : 1;
   } finally {

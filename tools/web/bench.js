@@ -185,7 +185,9 @@ globalThis.kvpack ??= {};
       for (let split = 0; split < splits; split++) {
         const first = split * splitPages;
         const partial = (row * splits + split) * qHeads;
-        items.set([row * pages + first, Math.min(splitPages, pages - first), first * pageTokens, sequence % queries, 1, position, partial], (row * splits + split) * 7);
+        const count = Math.min(splitPages, pages - first);
+        const item = [row * pages + first, count, first * pageTokens, sequence % queries, 1, position, partial];
+        items.set(item, (row * splits + split) * 7);
       }
       merges.set([row * splits * qHeads, qHeads, splits, row], row * 4);
     });
@@ -229,7 +231,8 @@ globalThis.kvpack ??= {};
       const qHeads = split.params.q_heads;
       const queries = kase.buffers.find((b) => b.name === split.bindings.q).shape[0];
       const dispatches = (rows, length) => {
-        const lists = plan({ sequences: rows, pages: length, stride: pages, pageTokens: k.page_tokens, qHeads, queries, position: length * k.page_tokens - 1 });
+        const position = length * k.page_tokens - 1;
+        const lists = plan({ sequences: rows, pages: length, stride: pages, pageTokens: k.page_tokens, qHeads, queries, position });
         const own = {
           items: uploaded(device, 'items', lists.items), page_table: uploaded(device, 'page table', lists.table), k_pages: pools.k, v_pages: pools.v,
           merges: uploaded(device, 'merges', lists.merges), partial_o: scratch(device, 'partial sums', lists.partials * v.head_dim * 4),
@@ -253,7 +256,8 @@ globalThis.kvpack ??= {};
       const every = [...Array(count).keys()];
       const long = await scoped(device, () => dispatches(every, pages));
       const times = await scoped(device, () => timer.sample(long.all, seconds));
-      await checkOutputs({ device, timer, long, short: dispatches([0, count - 1], base.length), count, qHeads, dim: v.head_dim, times: pages / base.length });
+      const short = dispatches([0, count - 1], base.length);
+      await checkOutputs({ device, timer, long, short, count, qHeads, dim: v.head_dim, times: pages / base.length });
 
       // Query heads of a KV head that do not fit one workgroup read the pages again.
       const passes = modules.get(split.module).dispatch.z / k.heads;
@@ -304,9 +308,14 @@ globalThis.kvpack ??= {};
     const { limits, features } = devices.info;
     const device = await devices.get({
       features: [...asked.features, ...features.filter((name) => name === 'timestamp-query')],
-      limits: { ...asked.limits, maxStorageBufferBindingSize: Math.min(limits.maxStorageBufferBindingSize, BUFFER_BYTES), maxBufferSize: Math.min(limits.maxBufferSize, BUFFER_BYTES) },
+      limits: {
+        ...asked.limits,
+        maxStorageBufferBindingSize: Math.min(limits.maxStorageBufferBindingSize, BUFFER_BYTES),
+        maxBufferSize: Math.min(limits.maxBufferSize, BUFFER_BYTES),
+      },
     });
-    const common = { device, timer: new Timer(device), reader, manifest, pipelines: pipelineStore(reader), context, sequences, cacheBytes, seconds, tell };
+    const own = { device, timer: new Timer(device), pipelines: pipelineStore(reader) };
+    const common = { ...own, reader, manifest, context, sequences, cacheBytes, seconds, tell };
     const result = { context, sequences, cacheBytes, seconds, roof: [], rows: [] };
     result.roof = await measureRoof({ ...common, bytes: CACHE_FACTOR * cacheBytes, seconds: seconds / 2 });
     const roof = Math.max(0, ...result.roof.map((row) => row.gbPerS));

@@ -17,7 +17,8 @@ globalThis.kvpack ??= {};
     const { vendor = '', architecture = '', device = '', description = '' } = info;
     const limits = {};
     for (const name in adapter.limits) if (typeof adapter.limits[name] === 'number') limits[name] = adapter.limits[name];
-    const software = info.isFallbackAdapter === true || adapter.isFallbackAdapter === true || SOFTWARE.test(`${architecture} ${device} ${description}`);
+    const fallback = info.isFallbackAdapter === true || adapter.isFallbackAdapter === true;
+    const software = fallback || SOFTWARE.test(`${architecture} ${device} ${description}`);
     return {
       vendor, architecture, device, description, software,
       subgroupMinSize: info.subgroupMinSize ?? null, subgroupMaxSize: info.subgroupMaxSize ?? null,
@@ -33,15 +34,24 @@ globalThis.kvpack ??= {};
 
   /** Opens the adapter, or says why there is none. `gpu` is navigator.gpu, or Dawn's for Node. */
   async function openAdapter(gpu, secure = true) {
-    if (!secure) throw new NoGpu('This page is no secure context, and browsers give WebGPU to those only. Open it by https, by http://localhost, or as a file.');
-    if (!gpu) throw new NoGpu('This browser has no WebGPU. Chrome and Edge from 113 on have it, Safari from 26 on, Firefox from 141 on (not on every system). On Linux, Chrome may need chrome://flags/#enable-unsafe-webgpu.');
+    if (!secure) {
+      throw new NoGpu('This page is no secure context, and browsers give WebGPU to those only. '
+        + 'Open it by https, by http://localhost, or as a file.');
+    }
+    if (!gpu) {
+      throw new NoGpu('This browser has no WebGPU. Chrome and Edge from 113 on have it, Safari from 26 on, Firefox from 141 on '
+        + '(not on every system). On Linux, Chrome may need chrome://flags/#enable-unsafe-webgpu.');
+    }
     let adapter;
     try {
       adapter = await gpu.requestAdapter({ powerPreference: 'high-performance' });
     } catch (error) {
       throw new NoGpu(`WebGPU gave no adapter: ${error.message}`);
     }
-    if (!adapter) throw new NoGpu('WebGPU found no adapter: there is no driver that it accepts, or it is switched off. chrome://gpu and about:support tell more.');
+    if (!adapter) {
+      throw new NoGpu('WebGPU found no adapter: there is no driver that it accepts, or it is switched off. '
+        + 'chrome://gpu and about:support tell more.');
+    }
     return adapter;
   }
 

@@ -59,7 +59,9 @@ globalThis.kvpack ??= {};
     const load = async (file, type, count) => {
       const array = await readNpy(reader, `${folder}/${file}`);
       if (array.type !== type) throw new FolderError(`${folder}/${file}: ${type} is needed, not ${array.type}`);
-      if (array.values.length !== count) throw new FolderError(`${folder}/${file}: ${array.values.length} numbers, buffer ${buffer.name} has ${count}`);
+      if (array.values.length !== count) {
+        throw new FolderError(`${folder}/${file}: ${array.values.length} numbers, buffer ${buffer.name} has ${count}`);
+      }
       return array.values;
     };
     const result = { name: expect.name, rule: expect.rule, kernels: expect.kernels, ok: false, compared: 0, failures: 0 };

@@ -63,7 +63,9 @@ globalThis.kvpack ??= {};
   });
   const CASE = object({
     case: text, data_offset: count,
-    buffers: list(object({ name: text, type: oneOf('u32', 'f32', 'f16'), shape: list(count), axes: text, 'file?': path, 'fill?': text, 'geometry?': GEOMETRY })),
+    buffers: list(object({
+      name: text, type: oneOf('u32', 'f32', 'f16'), shape: list(count), axes: text, 'file?': path, 'fill?': text, 'geometry?': GEOMETRY,
+    })),
     steps: list(object({ module: text, workgroups: triple, params: record(number), bindings: record(text) })),
     expect: list(object({ name: text, buffer: text, rule: oneOf('bits', 'bound'), file: path, 'mask?': path, 'bound?': path, kernels: list(text) })),
   });

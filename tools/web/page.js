@@ -37,7 +37,8 @@
     const facts = [['Folder', name], ['Written by', manifest.generator]];
     if (shape.q_heads) {
       const dims = shape.k_head_dim === shape.v_head_dim ? shape.k_head_dim : `${shape.k_head_dim} and ${shape.v_head_dim}`;
-      facts.push(['Shape', `${shape.q_heads} query heads, ${some(shape.kv_heads, 'KV head')} of ${dims} channels, pages of ${shape.page_tokens} tokens`]);
+      const heads = `${some(shape.q_heads, 'query head')}, ${some(shape.kv_heads, 'KV head')} of ${dims} channels`;
+      facts.push(['Shape', `${heads}, pages of ${shape.page_tokens} tokens`]);
     }
     facts.push(['Pairs', manifest.pairs.join(', ') || 'none'], ['Inside', `${some(modules.length, 'module')}, ${some(vectors.length, 'case')}`]);
     at('about').replaceChildren(...terms(facts));
@@ -46,13 +47,16 @@
 
   function showAdapter(info) {
     const hidden = 'not told';
+    const has = (feature) => (info.features.includes(feature) ? 'yes' : 'no');
     const [least, most] = [info.subgroupMinSize, info.subgroupMaxSize];
-    const subgroups = !least ? '' : least === most ? `, of ${least}` : `, of ${least} to ${most}`;
+    const subgroups = !least || !info.features.includes('subgroups') ? '' : least === most ? `, of ${least}` : `, of ${least} to ${most}`;
     at('adapter').replaceChildren(...terms([
       ['Kind', info.software ? 'software: shaders run on the CPU' : 'a GPU, as far as the browser tells'],
-      ['Vendor', info.vendor || hidden], ['Architecture', info.architecture || hidden], ['Device', info.device || hidden], ['Description', info.description || hidden],
-      ['f16 arithmetic', info.features.includes('shader-f16') ? 'yes' : 'no'], ['Subgroups', info.features.includes('subgroups') ? `yes${subgroups}` : 'no'],
-      ['Timestamps', info.features.includes('timestamp-query') ? 'yes' : 'no'],
+      ['Vendor', info.vendor || hidden], ['Architecture', info.architecture || hidden],
+      ['Device', info.device || hidden], ['Description', info.description || hidden],
+      ['f16 arithmetic', has('shader-f16')],
+      ['Subgroups', `${has('subgroups')}${subgroups}`],
+      ['Timestamps', has('timestamp-query')],
     ]));
     at('features').textContent = info.features.join(', ') || 'no features';
     at('limits').replaceChildren(...Object.entries(info.limits).sort(([a], [b]) => (a < b ? -1 : 1))
@@ -78,16 +82,17 @@
   }
 
   function checkItem(check) {
-    const bits = check.rule === 'bits'
-      ? `${some(check.compared, 'word')}, every bit` : `${some(check.compared, 'number')}, at most ${(100 * check.worst).toFixed(1)} % of the bound`;
-    const item = element('li', {}, result('span', check.ok ? 'ok' : 'failed'), ` ${check.name}: `,
-      check.ok ? bits : check.message ?? `${check.failures.toLocaleString('en')} of ${some(check.compared, check.rule === 'bits' ? 'word' : 'number')} differ`);
+    const byBits = check.rule === 'bits';
+    const compared = some(check.compared, byBits ? 'word' : 'number');
+    const good = byBits ? `${compared}, every bit` : `${compared}, at most ${(100 * check.worst).toFixed(1)} % of the bound`;
+    const bad = check.message ?? `${check.failures.toLocaleString('en')} of ${compared} differ`;
+    const item = element('li', {}, result('span', check.ok ? 'ok' : 'failed'), ` ${check.name}: ${check.ok ? good : bad}`);
     if (!check.first) return item;
     const { place, expected, found, bound, differing } = check.first;
+    const numbers = [['Expected', expected], ['Found', found], byBits ? ['Differing bits', differing] : ['Bound', bound]];
     item.append(element('dl', { class: 'place' }, ...terms([
       ['First at', placeText(place)],
-      ['Expected', element('span', { class: 'bits' }, expected)], ['Found', element('span', { class: 'bits' }, found)],
-      bound === undefined ? ['Differing bits', element('span', { class: 'bits' }, differing)] : ['Bound', element('span', { class: 'bits' }, bound)],
+      ...numbers.map(([term, words]) => [term, element('span', { class: 'bits' }, words)]),
     ])));
     return item;
   }
@@ -98,8 +103,13 @@
     if (kase.what) inside.append(element('p', {}, kase.what));
     if (kase.message) inside.append(element('pre', { tabindex: '0' }, kase.message));
     inside.append(element('ul', {}, ...kase.checks.map(checkItem)));
-    const details = element('details', {}, element('summary', {}, element('span', {}, kase.case),
-      element('span', {}, passed === kase.checks.length ? some(passed, 'check') : `${passed} of ${some(kase.checks.length, 'check')}`), result('span', kase.status)), inside);
+    const all = some(kase.checks.length, 'check');
+    const details = element('details', {},
+      element('summary', {},
+        element('span', {}, kase.case),
+        element('span', {}, passed === kase.checks.length ? all : `${passed} of ${all}`),
+        result('span', kase.status)),
+      inside);
     details.open = kase.status === 'failed';
     at('cases').append(details);
   }
@@ -111,8 +121,10 @@
     const ok = kvpack.allPassed({ modules, cases });
     const rest = leftOut > 0 ? ` ${some(leftOut, 'module or case', 'modules and cases')} need what this adapter lacks.` : '';
     at('verdict').className = `verdict ${ok ? 'good' : 'bad'}`;
+    const compiled = some(modules.filter((m) => m.status === 'ok').length, 'module');
     at('verdict').textContent = ok
-      ? `Everything passed: ${some(modules.filter((m) => m.status === 'ok').length, 'module')} of ${some(kernels.length, 'kernel')} compiled, ${some(checks.length, 'check')} in ${some(cases.length, 'case')}.${rest}`
+      ? `Everything passed: ${compiled} of ${some(kernels.length, 'kernel')} compiled, `
+        + `${some(checks.length, 'check')} in ${some(cases.length, 'case')}.${rest}`
       : `${some(failed, 'module or case', 'modules and cases')} of ${modules.length + cases.length} failed.${rest}`;
     state(ok ? 'passed' : 'failed');
   }
@@ -176,10 +188,12 @@
     const bar = element('i', row.resident ? { class: 'resident' } : {});
     bar.style.width = `${Math.min(100, 100 * (row.gbPerS / roof))}%`;
     const marks = `${row.resident ? '*' : ''}${row.aboveRoof ? '†' : ''}`;
-    const own = row.pair ? [f16 ? `${(f16.secondsPerSequence / row.secondsPerSequence).toFixed(2)}×` : '', row.bytesPerToken.toLocaleString('en'), row.sequences.toLocaleString('en')] : ['', '', ''];
+    const toF16 = f16 ? `${(f16.secondsPerSequence / row.secondsPerSequence).toFixed(2)}×` : '';
+    const own = row.pair ? [toF16, row.bytesPerToken.toLocaleString('en'), row.sequences.toLocaleString('en')] : ['', '', ''];
     // A rate from a cache, or one that is not believed, is no share of the memory's.
     const share = marks ? '–' : `${(100 * row.gbPerS / roof).toFixed(0)} %`;
-    return element('tr', {}, name, number(`${row.gbPerS.toFixed(2)} ${marks}`.trim()), element('td', { class: 'bar' }, bar), number(share), ...own.map(number), number(spread(row)));
+    const rate = number(`${row.gbPerS.toFixed(2)} ${marks}`.trim());
+    return element('tr', {}, name, rate, element('td', { class: 'bar' }, bar), number(share), ...own.map(number), number(spread(row)));
   }
 
   function showBench(roofRows, rows, cacheBytes) {
@@ -193,10 +207,14 @@
     const notes = [];
     if (software) notes.push('These are times of a software driver on the CPU: they say nothing about a GPU.');
     const clocks = [...new Set(all.map((row) => (row.note ? `${row.clock} (${row.note})` : row.clock)))];
-    notes.push(`Timed with ${clocks.map((c) => (c === 'wall clock' ? 'the wall clock from the submission until the queue was done' : c === 'timestamps' ? 'timestamps of the device' : c)).join('; ')}. `
-      + 'Median, lower and upper quartile; two warm-ups before each row are in no sample.');
-    notes.push('To f16: how much less time a sequence of the same context takes. Packed pages only: tokens that wait in f16 for their group are left out.');
-    if (all.some((row) => row.resident)) notes.push(`* a pass reads less than 4 times the assumed cache of ${cacheBytes / 2 ** 20} MiB: some of it may have come from there, so this is no figure of memory.`);
+    notes.push(`Timed with ${clocks.join('; ')}${clocks.some((c) => c.startsWith('wall')) ? ', from the submission until the queue was done' : ''}. `
+      + 'Median, lower and upper quartile; what comes before the first sample, with all compiling, is in none.');
+    notes.push('To f16: how many times less time a sequence of the same context takes. '
+      + 'Packed pages only: tokens that wait in f16 for their group are left out.');
+    if (all.some((row) => row.resident)) {
+      notes.push(`* a pass reads less than 4 times the assumed cache of ${cacheBytes / 2 ** 20} MiB: some of it may have come from there, `
+        + 'so this is no figure of memory.');
+    }
     if (all.some((row) => row.aboveRoof)) notes.push('† above the roof: not believed. The cache may be larger than assumed.');
     at('bench-notes').replaceChildren(...notes.map((words) => element('li', {}, words)));
   }
@@ -224,7 +242,8 @@
     at('bench-status').textContent = 'Measuring the read roof …';
     try {
       const bench = await kvpack.runBench({
-        ...loaded, tell, cacheBytes, context: Number(at('context').value), sequences: Number(at('sequences').value), seconds: Number(at('seconds').value),
+        ...loaded, tell, cacheBytes,
+        context: Number(at('context').value), sequences: Number(at('sequences').value), seconds: Number(at('seconds').value),
       });
       kvpack.report.bench = bench;
       at('bench-status').textContent = `Done: the read roof of this run is ${bench.roofGbPerS.toFixed(2)} GB/s.`;
