@@ -12,9 +12,11 @@
 # Read:     VK_DRIVER_FILES, VK_ICD_FILENAMES   a driver that you chose; it is used as it is
 #           KVPACK_SYSTEM_DRIVER=1              use the system's driver, however old
 #           KVPACK_ALLOW_NO_GPU=1               go on without any adapter
+#           KVPACK_CHROMIUM                     the program of a Chromium or Chrome for the tests in a browser
 #           XDG_CACHE_HOME                      where the cache folder `kvpack` lies (default ~/.cache)
 # Exported: VK_DRIVER_FILES, VK_ICD_FILENAMES   the newer Mesa, when it is used
 #           KVPACK_SWIFTSHADER_ICD              (test) a second software driver, when it is available
+#           KVPACK_PYTHON                       (test) a Python with numpy and ml_dtypes
 #           XDG_RUNTIME_DIR                     a private folder when unset, since Mesa prints an error without it
 #
 # Call kvpack_setup as `kvpack_setup ... || exit 1`: it is not written for `set -e`.
@@ -331,9 +333,13 @@ kvpack_newer_mesa() {
 
 # Sets KVPACK_SWIFTSHADER_ICD if SwiftShader can be had. Debian ships it inside Chromium. Never fails.
 kvpack_swiftshader() {
-    local codename dir
+    local codename dir installed=/usr/lib/chromium
     [ "$(uname -s)" = Linux ] || return 0
     if [ -n "${KVPACK_SWIFTSHADER_ICD:-}" ]; then return 0; fi
+    if [ -e "$installed/vk_swiftshader_icd.json" ] && kvpack_loads "$installed/libvk_swiftshader.so"; then
+        export KVPACK_SWIFTSHADER_ICD="$installed/vk_swiftshader_icd.json"
+        return 0
+    fi
     if ! dir="$(kvpack_cached swiftshader libvk_swiftshader.so)"; then
         codename="$(kvpack_os VERSION_CODENAME)"
         if [ "$(kvpack_os ID)" != debian ] || [ -z "$codename" ] || ! kvpack_have apt-get; then
@@ -350,16 +356,28 @@ kvpack_swiftshader() {
     export KVPACK_SWIFTSHADER_ICD="$dir/icd.json"
 }
 
-# ---------------------------------------------------------------------------------------------- the npm package
+# ---------------------------------------------------------------------------------------------- browsers
 
-# Installs Tint's package where it is missing or not the one of the lock file. Never fails: the tests that need it do,
-# with the command that mends it.
-kvpack_tint() {
-    local dir="$KVPACK_ROOT/tools/tint" try
+# Installs Chromium where no browser of its kind is found. Never fails: the tests that need it do, with the command that
+# mends it. Debian only: Ubuntu's package is an empty one that asks for snap.
+kvpack_chromium() {
+    local name
+    [ "$(uname -s)" = Linux ] && [ -z "${KVPACK_CHROMIUM:-}" ] || return 0
+    for name in chromium chromium-browser google-chrome; do
+        if kvpack_have "$name"; then return 0; fi
+    done
+    if kvpack_is_debian_like && [ "$(kvpack_os ID)" != ubuntu ] && kvpack_apt_install chromium; then return 0; fi
+    kvpack_say "no Chromium: the tests in a browser will fail. KVPACK_CHROMIUM may name the program of a Chromium or Chrome."
+}
+
+# Installs the npm packages of tools/browser where they are missing or not those of the lock file. Never fails: the tests
+# that need them do, with the command that mends it.
+kvpack_npm() {
+    local dir="$KVPACK_ROOT/tools/browser" try
     local stamp="$dir/node_modules/.kvpack-lock.json"
     kvpack_have npm || return 0
     if cmp -s "$dir/package-lock.json" "$stamp" && [ -e "$dir/node_modules/webgpu/package.json" ]; then return 0; fi
-    kvpack_say "installing the npm packages of tools/tint (about 130 MB) ..."
+    kvpack_say "installing the npm packages of tools/browser (about 150 MB) ..."
     for try in 1 2; do
         if npm ci --prefix "$dir" --no-audit --no-fund --loglevel=error </dev/null >&2; then
             cp "$dir/package-lock.json" "$stamp"
@@ -367,7 +385,32 @@ kvpack_tint() {
         fi
         [ "$try" = 2 ] || sleep 3
     done
-    kvpack_say "npm ci failed: the tests that compile the shaders with Tint will fail."
+    kvpack_say "npm ci failed: the tests with Tint, Dawn and Chromium will fail."
+}
+
+# ---------------------------------------------------------------------------------------------- Python
+
+# Sets KVPACK_PYTHON to a Python that has what tools/requirements.txt names: the system's, or one in the cache. Never
+# fails: the tests that need it do, with the command that mends it.
+kvpack_python() {
+    local dir="$KVPACK_CACHE/python" test='import ml_dtypes, numpy; numpy.uint8(0).view(ml_dtypes.int2)' python
+    if [ -n "${KVPACK_PYTHON:-}" ]; then return 0; fi
+    for python in python3 "$dir/bin/python"; do
+        if "$python" -c "$test" 2>/dev/null; then
+            export KVPACK_PYTHON="$python"
+            return 0
+        fi
+    done
+    if ! kvpack_have python3 || ! python3 -c 'import ensurepip' 2>/dev/null; then
+        kvpack_is_debian_like && kvpack_apt_install python3 python3-venv
+    fi
+    kvpack_say "installing numpy and ml_dtypes into $dir (once) ..."
+    rm -rf "$dir"
+    if python3 -m venv "$dir" >&2 && "$dir/bin/python" -m pip -q install -r "$KVPACK_ROOT/tools/requirements.txt" </dev/null >&2; then
+        export KVPACK_PYTHON="$dir/bin/python"
+    else
+        kvpack_say "that failed: the tests that read golden vectors with Python will fail."
+    fi
 }
 
 # ---------------------------------------------------------------------------------------------- all of it
@@ -422,8 +465,10 @@ kvpack_setup() {
     if [ "$KVPACK_DRIVER" = software ] && [ "${KVPACK_SYSTEM_DRIVER:-}" != 1 ]; then kvpack_newer_mesa; fi
 
     if [ "$use" = test ]; then
+        kvpack_chromium
         kvpack_swiftshader
-        kvpack_tint
+        kvpack_npm
+        kvpack_python
     fi
     case "$KVPACK_DRIVER" in
         gpu | other | absent) ;;
@@ -437,7 +482,7 @@ kvpack_setup() {
 if [ "${BASH_SOURCE[0]}" = "$0" ]; then
     set -u
     kvpack_setup "${1:-test}" || exit 1
-    for name in PATH XDG_RUNTIME_DIR VK_DRIVER_FILES VK_ICD_FILENAMES KVPACK_SWIFTSHADER_ICD; do
+    for name in PATH XDG_RUNTIME_DIR VK_DRIVER_FILES VK_ICD_FILENAMES KVPACK_SWIFTSHADER_ICD KVPACK_PYTHON; do
         [ -n "${!name:-}" ] && printf 'export %s=%q\n' "$name" "${!name}"
     done
     exit 0

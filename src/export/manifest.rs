@@ -7,8 +7,9 @@ use std::path::{Component, Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use super::dispatch::{Counts, Dispatch};
 use super::geometry::Geometry;
-use super::modules::{Counts, Dispatch, Shape};
+use super::modules::Shape;
 use super::writers::ExportTarget;
 use crate::error::{Error, Result};
 use crate::kernels::FloatType;

@@ -4,6 +4,7 @@ mod allocations;
 mod attention;
 mod bench;
 mod bits;
+mod browsers;
 mod cache;
 mod checkpoint;
 mod common;

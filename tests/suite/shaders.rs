@@ -564,7 +564,7 @@ fn the_reflection_checks_can_fail() {
 
 // ---- Tint --------------------------------------------------------------------------------------------------------
 
-/// Runs `tools/tint/check.mjs`; exit code and output. A missing node is a failure: browsers' compiler refuses what naga
+/// Runs `tools/browser/tint.mjs`; exit code and output. A missing node is a failure: browsers' compiler refuses what naga
 /// lets pass.
 fn tint_with(script: &Path, arguments: &[&Path]) -> (i32, String) {
     let run = Command::new("node").arg(script).args(arguments).output().unwrap_or_else(|e| {
@@ -575,7 +575,7 @@ fn tint_with(script: &Path, arguments: &[&Path]) -> (i32, String) {
 }
 
 pub fn tint(arguments: &[&Path]) -> (i32, String) {
-    let (code, text) = tint_with(&common::path("tools/tint/check.mjs"), arguments);
+    let (code, text) = tint_with(&common::path("tools/browser/tint.mjs"), arguments);
     assert_ne!(code, 3, "{text}");
     (code, text)
 }
@@ -629,8 +629,8 @@ fn the_tint_check_can_fail() {
     assert_eq!(code, 0, "{text}");
     // Without its package it fails and says what helps.
     let folder = tempfile::tempdir().unwrap();
-    let script = folder.path().join("check.mjs");
-    fs::copy(common::path("tools/tint/check.mjs"), &script).unwrap();
+    let script = folder.path().join("tint.mjs");
+    fs::copy(common::path("tools/browser/tint.mjs"), &script).unwrap();
     fs::write(folder.path().join("module.wgsl"), small_module("", "")).unwrap();
     let (code, text) = tint_with(&script, &[folder.path()]);
     assert!(code == 3 && text.contains("npm ci --prefix"), "{code}: {text}");

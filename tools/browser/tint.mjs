@@ -1,7 +1,7 @@
 // Compiles WGSL with Tint, the shader compiler of Chromium, through Dawn's null backend: no driver, nothing runs.
 //
-//   node tools/tint/check.mjs DIR_OR_FILE...    every .wgsl file, folders searched to any depth
-//   node tools/tint/check.mjs --self-test       proves that bad shaders are rejected and a good one is not
+//   node tools/browser/tint.mjs DIR_OR_FILE...  every .wgsl file, folders searched to any depth
+//   node tools/browser/tint.mjs --self-test     proves that bad shaders are rejected and a good one is not
 //
 // A shader passes if the module has no error and a compute pipeline (automatic layout) can be made from each of its
 // entry points, on a device at WebGPU's default limits. Features are asked for only where the file enables them.
@@ -168,7 +168,7 @@ async function check(devices, files) {
 async function main(args) {
   const selfTesting = args.length === 1 && args[0] === '--self-test';
   if (args.length === 0 || (!selfTesting && args.some((a) => a.startsWith('-')))) {
-    console.error('usage: node check.mjs DIR_OR_FILE...  |  node check.mjs --self-test');
+    console.error('usage: node tint.mjs DIR_OR_FILE...  |  node tint.mjs --self-test');
     return 2;
   }
 
@@ -177,11 +177,11 @@ async function main(args) {
     try {
       files = [...new Set(args.flatMap(shaderFiles))];
     } catch (error) {
-      console.error(`check.mjs: ${error.message}`);
+      console.error(`tint.mjs: ${error.message}`);
       return 2;
     }
     if (files.length === 0) {
-      console.error(`check.mjs: no .wgsl file in ${args.join(' ')}`);
+      console.error(`tint.mjs: no .wgsl file in ${args.join(' ')}`);
       return 2;
     }
   }
@@ -191,7 +191,7 @@ async function main(args) {
     webgpu = await import('webgpu');
   } catch (error) {
     const here = dirname(fileURLToPath(import.meta.url));
-    console.error(`check.mjs: the npm package \`webgpu\` does not load (${error.message.split('\n')[0]})`);
+    console.error(`tint.mjs: the npm package \`webgpu\` does not load (${error.message.split('\n')[0]})`);
     console.error(`Run:  npm ci --prefix "${here}"`);
     return 3;
   }
