@@ -11,6 +11,7 @@ mod geometry;
 mod judge;
 pub mod manifest;
 mod modules;
+mod reading;
 mod readme;
 mod reflect;
 mod run;

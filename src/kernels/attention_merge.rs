@@ -82,6 +82,15 @@ impl AttentionMerge {
         })
     }
 
+    /// Workgroups of a dispatch over `tokens` query tokens.
+    ///
+    /// # Errors
+    /// [`Error::Limit`] for more rows than one dispatch can hold.
+    pub fn workgroups(&self, tokens: u32) -> Result<[u32; 3]> {
+        let [x, y] = fold(LISTED.name, u64::from(tokens) * u64::from(self.q_heads))?;
+        Ok([x, y, 1])
+    }
+
     /// Records one dispatch over `tokens` query tokens: [`crate::work::Merge`]s, both partial buffers and the output
     /// ([token, query head, channel]); the LSE ([token, query head] f32) where it is asked for, and f32 sinks, one for
     /// each query head, where there are.
@@ -99,7 +108,7 @@ impl AttentionMerge {
     ) -> Result<()> {
         check_sinks(sinks, self.q_heads)?;
         let rows = u64::from(tokens) * u64::from(self.q_heads);
-        let [x, y] = fold(LISTED.name, rows)?;
+        let groups = self.workgroups(tokens)?;
         let params = gpu.uniform(&Params {
             rows: rows as u32,
             q_heads: self.q_heads,
@@ -113,7 +122,7 @@ impl AttentionMerge {
             gpu,
             pass,
             &[&params, merges, partial_o, partial_ml, output, lse, sinks],
-            [x, y, 1],
+            groups,
         );
         Ok(())
     }

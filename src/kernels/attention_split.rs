@@ -257,6 +257,15 @@ impl AttentionSplit {
         })
     }
 
+    /// Workgroups of a dispatch over `items` work items.
+    ///
+    /// # Errors
+    /// [`Error::Limit`] for more items than one dispatch can hold.
+    pub fn workgroups(&self, items: u32) -> Result<[u32; 3]> {
+        let [x, y] = fold(LISTED.name, u64::from(items))?;
+        Ok([x, y, self.columns])
+    }
+
     /// Records one dispatch over `items` work items; `tensor` are the places of K's and V's per-tensor scales.
     /// Sinks are the merge's business.
     ///
@@ -274,7 +283,7 @@ impl AttentionSplit {
     ) -> Result<()> {
         options.check()?;
         let [q_offset, q_row, q_head] = quads(buffers.q_rows)?;
-        let [x, y] = fold(LISTED.name, u64::from(items))?;
+        let groups = self.workgroups(items)?;
         let [k_tensor, v_tensor] = tensor;
         let reach = options.reach();
         let params = gpu.uniform(&Params {
@@ -303,7 +312,7 @@ impl AttentionSplit {
             b.partial_o,
             b.partial_ml,
         ];
-        self.kernel.encode(gpu, pass, &bound, [x, y, self.columns]);
+        self.kernel.encode(gpu, pass, &bound, groups);
         Ok(())
     }
 }

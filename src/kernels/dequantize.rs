@@ -63,6 +63,14 @@ impl Dequantize {
         })
     }
 
+    /// Workgroups of a dispatch over `runs` runs.
+    ///
+    /// # Errors
+    /// [`crate::Error::Limit`] for more runs than one dispatch can hold.
+    pub fn workgroups(&self, runs: u32) -> Result<[u32; 3]> {
+        groups_for(LISTED.name, u64::from(runs) * u64::from(self.units))
+    }
+
     /// Records one dispatch: `pages`, `runs` (a run's source is its first row), `tensor_scales`, and the rows written.
     ///
     /// # Errors
@@ -75,7 +83,7 @@ impl Dequantize {
         count: u32,
         tensor: u32,
     ) -> Result<()> {
-        let groups = groups_for(LISTED.name, u64::from(count) * u64::from(self.units))?;
+        let groups = self.workgroups(count)?;
         let params = gpu.uniform(&Params {
             runs: count,
             side_tensor: tensor,

@@ -192,6 +192,14 @@ impl Quantize {
         })
     }
 
+    /// Workgroups of a dispatch over `runs` runs.
+    ///
+    /// # Errors
+    /// [`crate::Error::Limit`] for more runs than one dispatch can hold.
+    pub fn workgroups(&self, runs: u32) -> Result<[u32; 3]> {
+        groups_for(LISTED.name, u64::from(runs) * u64::from(self.units))
+    }
+
     /// Records one dispatch over `runs` runs; `tensor` is the place of this side's per-tensor scale.
     ///
     /// # Errors
@@ -205,7 +213,7 @@ impl Quantize {
         rows: RowStrides,
         tensor: u32,
     ) -> Result<()> {
-        let groups = groups_for(LISTED.name, u64::from(runs) * u64::from(self.units))?;
+        let groups = self.workgroups(runs)?;
         let params = gpu.uniform(&Params {
             runs,
             row_offset: rows.offset,

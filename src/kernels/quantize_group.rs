@@ -63,6 +63,14 @@ impl QuantizeGroup {
         })
     }
 
+    /// Workgroups of a dispatch over `runs` groups.
+    ///
+    /// # Errors
+    /// [`crate::Error::Limit`] for more groups than one dispatch can hold.
+    pub fn workgroups(&self, runs: u32) -> Result<[u32; 3]> {
+        groups_for(LISTED.name, u64::from(runs) * u64::from(self.columns))
+    }
+
     /// Records one dispatch over `runs` groups, of which each packs its last `count` slots. `buffers.source` holds the
     /// pages in which rows wait.
     ///
@@ -75,7 +83,7 @@ impl QuantizeGroup {
         buffers: &Buffers<'_>,
         runs: u32,
     ) -> Result<()> {
-        let groups = groups_for(LISTED.name, u64::from(runs) * u64::from(self.columns))?;
+        let groups = self.workgroups(runs)?;
         let params = gpu.uniform(&Params {
             runs,
             row_offset: 0,

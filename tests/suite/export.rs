@@ -9,10 +9,17 @@ use std::process::{Command, Output};
 use kvpack::Error;
 use kvpack::export::manifest::{BindingKind, FieldType, Manifest, ModuleEntry};
 use kvpack::export::writers::ExportTarget;
-use kvpack::export::{Choice, Export, Phase, Shape, Tweaks, kernel_names};
-use kvpack::kernels::FloatType;
+use kvpack::export::{Choice, Export, Module, Phase, Shape, Tweaks, kernel_names};
+use kvpack::kernels::attention_merge::AttentionMerge;
+use kvpack::kernels::attention_split::AttentionSplit;
+use kvpack::kernels::dequantize::Dequantize;
+use kvpack::kernels::quantize::{Quantize, Source};
+use kvpack::kernels::quantize_group::QuantizeGroup;
+use kvpack::kernels::{FloatType, WG_SIZE};
+use kvpack::pages::PageLayout;
 use kvpack::spec::{Pair, Side, TABLE};
 use kvpack::variant::{Arithmetic, Reduction};
+use kvpack::work::{SlotRun, Status};
 use serde_json::{Value, json};
 
 use crate::common;
@@ -384,6 +391,143 @@ fn a_manifest_reads_back_as_it_was_written() {
         );
         fs::remove_file(folder.path().join(&module.file)).unwrap();
         read.shader(folder.path(), module).unwrap_err();
+    }
+}
+
+/// The formula of each module, against what the crate's own planned kernels dispatch.
+#[test]
+fn dispatch_formulas_count_what_the_planner_dispatches() {
+    let Some(gpu) = common::gpu("dispatch formulas") else {
+        return;
+    };
+    let choice = choice(table(), [2, 6, 64, 32, 64]);
+    let (shape, page) = (choice.shape, |side: Side, value| {
+        choice.shape.page(side, value).unwrap()
+    });
+    let by_formula = |module: &Module, field: &str, count: u32| {
+        let value = |name: &str| match name {
+            _ if name == field => Some(count),
+            _ => None,
+        };
+        module
+            .dispatch
+            .workgroups(module.kernel, WG_SIZE, value)
+            .map_err(|e| e.to_string())
+    };
+    let counts = [1, 7, 32, 4095, 65_536, 3_000_001, u32::MAX];
+    let mut sides: Vec<Side> = table().iter().flat_map(|pair| [pair.k, pair.v]).collect();
+    sides.sort_unstable();
+    sides.dedup();
+    let waiting = page(Side::F16, false);
+    for side in sides {
+        let page = page(side, false);
+        let read = Dequantize::plan(gpu, &page).unwrap();
+        let group = side.layout.token_group() > 1;
+        let packed = (!group).then(|| Quantize::plan(gpu, &page, &Source::F32).unwrap());
+        let grouped = group.then(|| QuantizeGroup::plan(gpu, &page, &waiting).unwrap());
+        for runs in counts {
+            let said = |groups: kvpack::Result<[u32; 3]>| groups.map_err(|e| e.to_string());
+            assert_eq!(
+                by_formula(&choice.dequantize(&page), "runs", runs),
+                said(read.workgroups(runs)),
+                "{side}"
+            );
+            if let Some(kernel) = &packed {
+                assert_eq!(
+                    by_formula(&choice.quantize(&page), "runs", runs),
+                    said(kernel.workgroups(runs)),
+                    "{side}"
+                );
+            }
+            if let Some(kernel) = &grouped {
+                let module = choice.quantize_group(&page, &waiting);
+                assert_eq!(
+                    by_formula(&module, "runs", runs),
+                    said(kernel.workgroups(runs)),
+                    "{side}"
+                );
+            }
+        }
+    }
+    // Three query heads of each KV head, in tiles of two: two columns of workgroups.
+    let tiled = Choice {
+        tweaks: Tweaks {
+            head_tile: Some(2),
+            ..Tweaks::default()
+        },
+        ..choice.clone()
+    };
+    let (k, v) = (page(Side::F16, false), page(Side::F16, true));
+    let module = tiled.attention_split(&k, &v, Phase::Decode).unwrap();
+    let variant = module.variant.unwrap();
+    let split = AttentionSplit::plan(gpu, &k, &v, shape.q_heads, variant, FloatType::F32).unwrap();
+    let merge = AttentionMerge::plan(gpu, shape.q_heads, shape.v_head_dim, FloatType::F32).unwrap();
+    for count in [1, 12, 65_535, 65_536, 1_000_000] {
+        assert_eq!(
+            by_formula(&module, "items", count).unwrap(),
+            split.workgroups(count).unwrap()
+        );
+        assert_eq!(split.workgroups(count).unwrap()[2], 4);
+        let rows = by_formula(&choice.attention_merge(), "rows", count * shape.q_heads).unwrap();
+        assert_eq!(rows, merge.workgroups(count).unwrap());
+    }
+}
+
+#[test]
+fn the_worked_example_of_the_readme_is_right() {
+    let text = fs::read_to_string(common::path("shaders/README.md")).unwrap();
+    let page = PageLayout::new("int4".parse().unwrap(), 1, 8, 8).unwrap();
+    assert_eq!((page.head_words, page.scale_offset, page.words), (1, 8, 12));
+    let pack = |rows: [[f32; 8]; 2]| {
+        let mut pool = vec![0; page.words as usize];
+        let runs = [(3, 0), (4, 1)].map(|(slot, source)| SlotRun {
+            page: 0,
+            slot,
+            count: 1,
+            source,
+        });
+        let source = |run: &SlotRun, _, _, channel: u32| rows[run.source as usize][channel as usize];
+        kvpack::reference::quantize(&page, &runs, source, 1.0, &mut pool, &mut Status::default());
+        pool
+    };
+    let mut large = [0.0; 8];
+    large[0] = 14.0;
+    let k = pack([[7.0, -6.0, 2.0, 3.0, -2.0, 0.4, 0.6, 0.0], large]);
+    assert_eq!(
+        (k[3], k[4], k[9] >> 16, k[10] & 0xffff),
+        (0x010e_32a7, 7, 0x3c00, 0x4000)
+    );
+    let (mut first, mut second) = ([0.0; 8], [0.0; 8]);
+    (first[0], second[1]) = (7.0, 14.0);
+    let v = pack([first, second]);
+    assert_eq!(
+        (v[3], v[4], v[9] >> 16, v[10] & 0xffff),
+        (7, 0x70, 0x3c00, 0x4000)
+    );
+    let scale = 1.0 / 8.0_f64.sqrt();
+    let scores = [7.0 * scale, 14.0 * scale];
+    let weight = (scores[0] - scores[1]).exp();
+    let sum = 1.0 + weight;
+    for number in [
+        scale,
+        scores[0],
+        scores[1],
+        weight,
+        sum,
+        7.0 * weight / sum,
+        14.0 / sum,
+        scores[1] + sum.ln(),
+    ] {
+        assert!(
+            text.contains(&format!("{number:.5}")),
+            "shaders/README.md does not say {number:.5}"
+        );
+    }
+    for word in [k[3], k[4], v[4]] {
+        assert!(
+            text.contains(&format!("{word:#010x}")),
+            "shaders/README.md does not say {word:#010x}"
+        );
     }
 }
 
