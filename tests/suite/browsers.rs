@@ -287,8 +287,9 @@ fn dawn_finds_a_flipped_bit_a_changed_output_and_a_broken_shader() {
 
     let shader = whole.path().join("attention_merge-f32.wgsl");
     let source = fs::read_to_string(&shader).unwrap();
-    let line = source.lines().count() + 1;
-    fs::write(&shader, source + "\nfn broken() { nonsense(); }\n").unwrap();
+    let line = source.trim_end().lines().count() + 1;
+    let broken = format!("{}\nfn broken() {{ nonsense(); }}\n", source.trim_end());
+    fs::write(&shader, broken).unwrap();
     let (code, text) = dawn(whole.path()).unwrap();
     assert_eq!(code, 1, "{text}");
     let words = format!("attention_merge-f32.wgsl:{line}:");
