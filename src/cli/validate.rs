@@ -93,6 +93,9 @@ impl Args {
         })?;
         let candidate = export::candidate(&manifest, &file, &text, self.module.as_deref())?;
         let gpu = self.adapter.open()?;
+        if !outputs.take_stdout() {
+            print(&format!("{file} in the place of {}\n", candidate.entry.name))?;
+        }
         let (rows, printed) = show(outputs, |report| {
             export::check(&gpu, &manifest, &candidate, report)
         })?;
@@ -152,6 +155,14 @@ impl Args {
             detail: verdict.first,
             adapter: "none: a file was judged".to_owned(),
         };
+        if !outputs.take_stdout() {
+            print(&format!(
+                "{} as {} of {}\n",
+                result.display(),
+                expect.name,
+                case.case
+            ))?;
+        }
         let (rows, printed) = show(outputs, |report| {
             report(&row);
             Ok(vec![row.clone()])

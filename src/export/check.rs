@@ -1,6 +1,6 @@
 //! Another's shader in the place of a module: run through the cases that the module has, and judged by them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use super::cases::{self, Case};
@@ -78,7 +78,11 @@ pub fn candidate<'m>(
         (None, several) => match several.iter().find(|module| module.name == stem) {
             Some(module) => module,
             None if several.is_empty() => {
-                return Err(missing(file, &entry_points, &names(&mut manifest.modules.iter())));
+                return Err(missing(
+                    file,
+                    &entry_points,
+                    &manifest.modules.iter().collect::<Vec<_>>(),
+                ));
             }
             None => {
                 return Err(Error::Usage {
@@ -90,7 +94,7 @@ pub fn candidate<'m>(
         },
     };
     if !entry_points.contains(&entry.entry_point.as_str()) {
-        return Err(missing(file, &entry_points, &entry.name));
+        return Err(missing(file, &entry_points, &[entry]));
     }
     Ok(Candidate {
         entry,
@@ -99,14 +103,17 @@ pub fn candidate<'m>(
     })
 }
 
-fn missing(file: &str, entry_points: &[&str], wanted: &str) -> Error {
+fn missing(file: &str, entry_points: &[&str], wanted: &[&ModuleEntry]) -> Error {
     let has = match entry_points {
         [] => "it has no entry point".to_owned(),
         names => format!("its entry points are {}", names.join(", ")),
     };
+    let mut names: Vec<&str> = wanted.iter().map(|module| module.entry_point.as_str()).collect();
+    names.sort_unstable();
+    names.dedup();
     Error::Manifest {
         file: file.to_owned(),
-        reason: format!("{has}; none is that of {wanted}"),
+        reason: format!("{has}; the manifest wants {}", names.join(", ")),
     }
 }
 
@@ -121,7 +128,7 @@ pub fn check(
     report: &mut dyn FnMut(&ValidateRow),
 ) -> Result<Vec<ValidateRow>> {
     let entry = candidate.entry;
-    let (choice, place, cases) = plan(manifest, entry)?;
+    let (choice, places, cases) = plan(manifest, entry)?;
     let own = Runnable::new(entry, candidate.text.clone(), candidate.file.clone());
     let mut modules = BTreeMap::new();
     for module in choice.modules()? {
@@ -132,7 +139,9 @@ pub fn check(
             Runnable::new(&described, text, format!("{} (of this version)", module.name)),
         );
     }
-    modules.insert(place.clone(), own);
+    for place in &places {
+        modules.insert(place.clone(), own.clone());
+    }
     let dispatch = entry.dispatch.parse().ok_or_else(|| Error::Usage {
         asked: format!("the dispatch `{}`", entry.dispatch.formula),
         reason: "it is no formula".to_owned(),
@@ -141,11 +150,12 @@ pub fn check(
     let mut runner = Runner::new(gpu);
     let mut rows = Vec::new();
     for mut case in cases {
-        for step in case.steps.iter_mut().filter(|step| step.module == place) {
+        prune(&mut case, entry, &modules);
+        for step in case.steps.iter_mut().filter(|step| places.contains(&step.module)) {
             let value = |name: &str| step.params.get(name).and_then(|value| value.as_u32());
             step.workgroups = dispatch.workgroups(&entry.kernel, entry.workgroup_size[0], value)?;
         }
-        if case.steps.iter().all(|step| step.module != place) {
+        if !case.steps.iter().any(|step| places.contains(&step.module)) {
             continue;
         }
         let started = Instant::now();
@@ -158,6 +168,31 @@ pub fn check(
     Ok(rows)
 }
 
+/// Leaves out what a module's judges do not look at, and the steps that nothing of it comes from.
+fn prune(case: &mut Case, entry: &ModuleEntry, modules: &BTreeMap<String, Runnable>) {
+    case.expect
+        .retain(|expect| expect.kernels.contains(&entry.kernel));
+    let mut needed: BTreeSet<String> = case.expect.iter().map(|expect| expect.buffer.clone()).collect();
+    let mut kept = Vec::new();
+    for step in std::mem::take(&mut case.steps).into_iter().rev() {
+        let written = |name: &str| {
+            let bindings = modules.get(&step.module).map(|module| module.bindings.as_slice());
+            let ty = bindings
+                .unwrap_or_default()
+                .iter()
+                .find(|(_, binding, _)| binding == name);
+            ty.is_none_or(|(.., ty)| *ty == wgpu::BufferBindingType::Storage { read_only: false })
+        };
+        let mut bound = step.bindings.iter();
+        if bound.any(|(binding, buffer)| written(binding) && needed.contains(buffer)) {
+            needed.extend(step.bindings.values().cloned());
+            kept.push(step);
+        }
+    }
+    kept.reverse();
+    case.steps = kept;
+}
+
 /// What the judges of a kernel say of a case.
 fn judged(
     gpu: &Gpu,
@@ -167,7 +202,7 @@ fn judged(
     started: Instant,
 ) -> Result<ValidateRow> {
     let mut row = ValidateRow {
-        kernel: entry.name.clone(),
+        kernel: entry.kernel.clone(),
         format: case.case.clone(),
         cases: 0,
         bit_mismatches: 0,
@@ -205,8 +240,8 @@ fn judged(
     Ok(row)
 }
 
-/// What a module's cases are made from, the name of the module whose place is taken in them, and the cases.
-fn plan(manifest: &Manifest, entry: &ModuleEntry) -> Result<(Choice, String, Vec<Case>)> {
+/// What a module's cases are made from, the names of the modules whose place is taken in them, and the cases.
+fn plan(manifest: &Manifest, entry: &ModuleEntry) -> Result<(Choice, Vec<String>, Vec<Case>)> {
     let shape = manifest.shape;
     let token_tile = entry
         .constants
@@ -261,19 +296,18 @@ fn plan(manifest: &Manifest, entry: &ModuleEntry) -> Result<(Choice, String, Vec
                 let pair = Pair::same(page.side);
                 cases.extend(over_lengths(&choice, pair, Phase::Decode)?);
             }
-            Ok((choice, module.name, cases))
+            Ok((choice, vec![module.name], cases))
         }
         "attention_split" => {
             let (k, v) = (layout("k")?, layout("v")?);
             let pair = Pair { k: k.side, v: v.side };
             choice.pairs = vec![pair];
-            let phase = match token_tile {
-                Some(1) | None => Phase::Decode,
-                _ => Phase::Prefill,
-            };
-            let module = choice.attention_split(&k, &v, phase)?;
-            let cases = over_lengths(&choice, pair, phase)?;
-            Ok((choice, module.name, cases))
+            let (mut places, mut cases) = (Vec::new(), Vec::new());
+            for phase in [Phase::Decode, Phase::Prefill] {
+                places.push(choice.attention_split(&k, &v, phase)?.name);
+                cases.extend(over_lengths(&choice, pair, phase)?);
+            }
+            Ok((choice, places, cases))
         }
         "attention_merge" => {
             let pair = Pair::same(Side::F16);
@@ -281,7 +315,7 @@ fn plan(manifest: &Manifest, entry: &ModuleEntry) -> Result<(Choice, String, Vec
             let mut cases = over_lengths(&choice, pair, Phase::Decode)?;
             cases.extend(over_lengths(&choice, pair, Phase::Prefill)?);
             let module = choice.attention_merge();
-            Ok((choice, module.name, cases))
+            Ok((choice, vec![module.name], cases))
         }
         "amax" | "tensor_scale" => {
             let pair: Pair = "fp8".parse()?;
@@ -291,7 +325,7 @@ fn plan(manifest: &Manifest, entry: &ModuleEntry) -> Result<(Choice, String, Vec
                 _ => choice.tensor_scale(pair.k),
             };
             let cases = over_lengths(&choice, pair, Phase::Decode)?;
-            Ok((choice, module.name, cases))
+            Ok((choice, vec![module.name], cases))
         }
         kernel => {
             let fits = |module: &Module| module.kernel == kernel && (module.name == entry.name);
@@ -301,7 +335,7 @@ fn plan(manifest: &Manifest, entry: &ModuleEntry) -> Result<(Choice, String, Vec
                 advice: "export again with this version".to_owned(),
             })?;
             let case = cases::of_module(&module)?;
-            Ok((choice, module.name, vec![case]))
+            Ok((choice, vec![module.name], vec![case]))
         }
     }
 }

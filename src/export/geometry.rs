@@ -81,17 +81,28 @@ impl Geometry {
     }
 }
 
-/// What the lowest bit of `bits` in word `word` of a page holds, for example `slot 17, head 1, channel 5, code`.
-pub fn place(page: &PageLayout, word: u32, bits: u32) -> String {
+/// What the lowest bit of `bits` in word `word` of a page holds, for example `slot 17, head 1, channel 5, code`; with the
+/// number of a sequence and its first token in the page `token 81 of sequence 0, ...`.
+pub fn place(page: &PageLayout, of: Option<(usize, u32)>, word: u32, bits: u32) -> String {
+    let slots = |first: u32, count: u32| {
+        let (what, start, end) = match of {
+            None => ("slot", first, String::new()),
+            Some((sequence, token)) => ("token", token + first, format!(" of sequence {sequence}")),
+        };
+        match count {
+            1 => format!("{what} {start}{end}"),
+            _ => format!("{what}s {start} to {}{end}", start + count - 1),
+        }
+    };
     let bit = bits.trailing_zeros().min(31);
     if word < page.heads * page.head_words * page.tokens {
         let (row_word, slot) = (word / page.tokens, word % page.tokens);
         let (head, head_word) = (row_word / page.head_words, row_word % page.head_words);
         let channel = head_word * page.side.element.per_word() + bit / page.side.element.bits();
         if channel < page.head_dim {
-            return format!("slot {slot}, head {head}, channel {channel}, code");
+            return format!("{}, head {head}, channel {channel}, code", slots(slot, 1));
         }
-        return format!("slot {slot}, head {head}, padding");
+        return format!("{}, head {head}, padding", slots(slot, 1));
     }
     if word < page.scale_offset || !page.side.layout.has_plane() {
         return "padding".to_owned();
@@ -105,8 +116,8 @@ pub fn place(page: &PageLayout, word: u32, bits: u32) -> String {
         ScaleLayout::PerChannel { group } => {
             let (first, c) = (element / row * group, element % row);
             format!(
-                "slots {first} to {}, head {}, channel {}, scale",
-                first + group - 1,
+                "{}, head {}, channel {}, scale",
+                slots(first, group),
                 c / page.head_dim,
                 c % page.head_dim
             )
@@ -115,14 +126,15 @@ pub fn place(page: &PageLayout, word: u32, bits: u32) -> String {
             let (block, slot) = (element / page.tokens, element % page.tokens);
             let first = block * BLOCK_CHANNELS;
             format!(
-                "slot {slot}, block {block} (from head {}, channel {}), scale",
+                "{}, block {block} (from head {}, channel {}), scale",
+                slots(slot, 1),
                 first / page.head_dim,
                 first % page.head_dim
             )
         }
         _ => format!(
-            "slot {}, head {}, scale",
-            element % page.tokens,
+            "{}, head {}, scale",
+            slots(element % page.tokens, 1),
             element / page.tokens
         ),
     }
@@ -141,13 +153,13 @@ mod tests {
             for (slot, head, channel) in [(0, 0, 0), (5, 1, 7), (127, 1, page.head_dim - 1)] {
                 let (word, bit) = page.code_at(slot, head, channel);
                 assert_eq!(
-                    place(&page, word, 1 << bit),
+                    place(&page, None, word, 1 << bit),
                     format!("slot {slot}, head {head}, channel {channel}, code")
                 );
                 let Some((word, bit)) = page.scale_at(slot, head, channel) else {
                     continue;
                 };
-                let said = place(&page, word, 1 << bit);
+                let said = place(&page, None, word, 1 << bit);
                 let slots = match side.layout {
                     ScaleLayout::PerChannel { group } => {
                         format!(
@@ -169,8 +181,10 @@ mod tests {
         }
         // 24 channels of 2 bits take a word and a half.
         let page = PageLayout::new("int2".parse().unwrap(), 1, 24, 8).unwrap();
-        assert_eq!(place(&page, 8, 1 << 15), "slot 0, head 0, channel 23, code");
-        assert_eq!(place(&page, 8, 1 << 16), "slot 0, head 0, padding");
+        assert_eq!(place(&page, None, 8, 1 << 15), "slot 0, head 0, channel 23, code");
+        assert_eq!(place(&page, None, 8, 1 << 16), "slot 0, head 0, padding");
+        let said = place(&page, Some((3, 40)), 9, 1);
+        assert_eq!(said, "token 41 of sequence 3, head 0, channel 0, code");
         let mut other = Geometry::from(&page);
         other.scale_offset += 4;
         assert!(other.layout().is_err());

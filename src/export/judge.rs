@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::cases::{Case, CaseBuffer, Expect, NumberType, Rule};
+use super::cases::{Case, CaseBuffer, Expect, NumberType, Rule, Sequence};
 use super::geometry::place;
 use crate::error::{Error, Result};
 use crate::npy;
@@ -311,9 +311,9 @@ impl Case {
             );
             let owner = self.owner(&buffer.name, id, page.tokens);
             return format!(
-                "{} {index}: page {id}{owner}, {}",
+                "{}: page {id}, word {word}, {}",
                 buffer.name,
-                place(&page, word, bits)
+                place(&page, owner, word, bits)
             );
         }
         let mut left = index;
@@ -333,20 +333,18 @@ impl Case {
         format!("{}: {}", buffer.name, named.collect::<Vec<_>>().join(", "))
     }
 
-    /// Which tokens a page holds.
-    fn owner(&self, buffer: &str, id: u32, page_tokens: u32) -> String {
-        for (number, sequence) in self.sequences.iter().enumerate() {
-            let pages = match buffer {
-                "k_pages" => &sequence.k_pages,
-                "v_pages" => &sequence.v_pages,
-                "k_waiting" => &sequence.k_waiting,
-                "v_waiting" => &sequence.v_waiting,
-                _ => return String::new(),
-            };
-            if let Some(place) = pages.iter().position(|page| *page == id) {
-                return format!(" (sequence {number}, from token {})", place as u32 * page_tokens);
-            }
-        }
-        String::new()
+    /// The sequence whose tokens a page holds, and the first of them.
+    fn owner(&self, buffer: &str, id: u32, page_tokens: u32) -> Option<(usize, u32)> {
+        let pages = |sequence: &Sequence| match buffer {
+            "k_pages" => sequence.k_pages.clone(),
+            "v_pages" => sequence.v_pages.clone(),
+            "k_waiting" => sequence.k_waiting.clone(),
+            "v_waiting" => sequence.v_waiting.clone(),
+            _ => Vec::new(),
+        };
+        self.sequences.iter().enumerate().find_map(|(number, sequence)| {
+            let place = pages(sequence).iter().position(|page| *page == id)?;
+            Some((number, place as u32 * page_tokens))
+        })
     }
 }

@@ -7,8 +7,9 @@ use std::path::{Component, Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use super::dispatch::{Counts, Dispatch};
 use super::geometry::Geometry;
-use super::modules::{Counts, Dispatch, Shape};
+use super::modules::Shape;
 use super::writers::ExportTarget;
 use crate::error::{Error, Result};
 use crate::kernels::FloatType;
@@ -368,17 +369,16 @@ fn need(holds: bool, place: impl Into<String>, reason: impl Into<String>) -> Che
 }
 
 impl Manifest {
-    /// The file's bytes: pretty, with a line feed at its end.
+    /// The file's bytes: a line for each innermost list or object, a line feed at its end.
     ///
     /// # Errors
     /// [`Error::Manifest`] where a number is none of JSON's.
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
-        let mut bytes = serde_json::to_vec_pretty(self).map_err(|error| Error::Manifest {
+        let pretty = serde_json::to_string_pretty(self).map_err(|error| Error::Manifest {
             file: FILE.to_owned(),
             reason: error.to_string(),
         })?;
-        bytes.push(b'\n');
-        Ok(bytes)
+        Ok(a_line_each(&pretty).into_bytes())
     }
 
     /// Reads a manifest from a file, or from the folder that holds it.
@@ -681,6 +681,35 @@ fn is_inside(text: &str) -> bool {
         && Path::new(text).components().all(normal)
 }
 
+/// Pretty JSON with each list and object that holds no other on one line.
+fn a_line_each(pretty: &str) -> String {
+    let mut text = String::with_capacity(pretty.len());
+    // Lines since the last opening bracket, which may turn out to be the innermost.
+    let mut open: Vec<&str> = Vec::new();
+    // Strings hold no line feeds, so what ends or begins a line is a bracket of the document.
+    for line in pretty.lines() {
+        let closes = line.trim_start().starts_with(['}', ']']);
+        if line.ends_with(['{', '[']) {
+            open.iter().for_each(|line| text.extend([*line, "\n"]));
+            open = vec![line];
+        } else if closes && !open.is_empty() {
+            text += open[0];
+            text += &open[1..]
+                .iter()
+                .map(|line| line.trim())
+                .collect::<Vec<_>>()
+                .join(" ");
+            text.extend([line.trim(), "\n"]);
+            open.clear();
+        } else if open.is_empty() {
+            text.extend([line, "\n"]);
+        } else {
+            open.push(line);
+        }
+    }
+    text
+}
+
 /// A file's bytes, unless it is too long for what it should be.
 fn read_at_most(path: &PathBuf, most: u64) -> Result<Vec<u8>> {
     let refuse = |reason: String| Error::Manifest {
@@ -706,4 +735,19 @@ fn without_place(message: &str) -> String {
         .rsplit_once(" at line ")
         .map_or(message, |(reason, _)| reason)
         .to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn innermost_lists_and_objects_take_a_line() {
+        let value =
+            serde_json::json!({"a": [1, 2], "b": {"c": {"d": "x {", "e": []}, "f": [[1], "]"]}, "g": 3});
+        let text = a_line_each(&serde_json::to_string_pretty(&value).unwrap());
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), value);
+        let expected = "{\n  \"a\": [1, 2],\n  \"b\": {\n    \"c\": {\"d\": \"x {\", \"e\": []},\n    \"f\": [\n      [1],\n      \"]\"\n    ]\n  },\n  \"g\": 3\n}\n";
+        assert_eq!(text, expected);
+    }
 }

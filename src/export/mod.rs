@@ -5,6 +5,7 @@
 
 pub mod cases;
 mod check;
+mod dispatch;
 mod folder;
 mod geometry;
 mod judge;
@@ -21,10 +22,11 @@ use std::io;
 use std::path::Path;
 
 pub use check::{Candidate, candidate, check};
+pub use dispatch::{Counts, Dispatch, Factor};
 pub use folder::Destination;
 pub use geometry::{Geometry, place};
 pub use judge::Verdict;
-pub use modules::{Choice, Counts, Dispatch, Factor, Module, Phase, Shape, Tweaks, kernel_names, others};
+pub use modules::{Choice, Module, Phase, Shape, Tweaks, kernel_names, others};
 pub use run::{Runnable, Runner};
 
 use crate::error::Result;

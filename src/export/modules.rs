@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use super::dispatch::{Counts, Dispatch, divided, field, number};
 use crate::bench::roof;
 use crate::error::{Error, Result};
 use crate::gpu::Binding;
@@ -118,125 +119,6 @@ pub struct Choice {
     pub tweaks: Tweaks,
 }
 
-/// What a dispatch counts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Counts {
-    /// Invocations, of which a workgroup has so many in x.
-    Invocations,
-    /// Workgroups.
-    Workgroups,
-}
-
-/// A factor of a dispatch's formula: a number or a field of the uniform, divided and rounded up.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Factor {
-    /// The number, or the name of the field.
-    pub of: std::result::Result<u32, String>,
-    /// What it is divided by.
-    pub divisor: u32,
-}
-
-impl fmt::Display for Factor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let of = match &self.of {
-            Ok(number) => number.to_string(),
-            Err(field) => format!("params.{field}"),
-        };
-        match self.divisor {
-            1 => f.write_str(&of),
-            divisor => write!(f, "ceil({of} / {divisor})"),
-        }
-    }
-}
-
-/// How many workgroups a kernel takes: a product of factors, folded into x and y.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Dispatch {
-    /// What the product counts.
-    pub counts: Counts,
-    /// The product's factors.
-    pub factors: Vec<Factor>,
-    /// Workgroups in z.
-    pub z: u32,
-}
-
-impl Dispatch {
-    fn new(counts: Counts, factors: impl IntoIterator<Item = Factor>) -> Dispatch {
-        Dispatch {
-            counts,
-            factors: factors.into_iter().collect(),
-            z: 1,
-        }
-    }
-
-    /// The formula as manifests carry it, for example `params.runs * 8`.
-    pub fn formula(&self) -> String {
-        let factors: Vec<String> = self.factors.iter().map(Factor::to_string).collect();
-        factors.join(" * ")
-    }
-
-    /// Reads a formula; None where it is none.
-    pub fn parse(counts: Counts, formula: &str, z: u32) -> Option<Dispatch> {
-        let value = |text: &str| match text.trim().strip_prefix("params.") {
-            Some(field) => {
-                let name = |c: char| c.is_ascii_alphanumeric() || c == '_';
-                (!field.is_empty() && field.chars().all(name)).then(|| Err(field.to_owned()))
-            }
-            None => text.trim().parse().ok().map(Ok),
-        };
-        let factor = |text: &str| {
-            let text = text.trim();
-            let (of, divisor) = match text.strip_prefix("ceil(").map(|rest| rest.strip_suffix(')')) {
-                None => (text, 1),
-                Some(inside) => {
-                    let (of, divisor) = inside?.split_once('/')?;
-                    (of, divisor.trim().parse().ok().filter(|&d| d > 0)?)
-                }
-            };
-            Some(Factor {
-                of: value(of)?,
-                divisor,
-            })
-        };
-        let factors: Option<Vec<Factor>> = formula.split('*').map(factor).collect();
-        Some(Dispatch {
-            counts,
-            factors: factors?,
-            z,
-        })
-    }
-
-    /// Workgroups for the values of a uniform's fields.
-    ///
-    /// # Errors
-    /// [`Error::Usage`] where a field has no value; [`Error::Limit`] for more than one dispatch can hold.
-    pub fn workgroups(
-        &self,
-        kernel: &str,
-        workgroup: u32,
-        field: impl Fn(&str) -> Option<u32>,
-    ) -> Result<[u32; 3]> {
-        let mut product = 1_u64;
-        for factor in &self.factors {
-            let of = match &factor.of {
-                Ok(number) => *number,
-                Err(name) => field(name).ok_or_else(|| Error::Usage {
-                    asked: format!("the dispatch `{}` of `{kernel}`", self.formula()),
-                    reason: format!("there is no value params.{name}"),
-                    advice: "name fields of the uniform only".to_owned(),
-                })?,
-            };
-            product = product.saturating_mul(u64::from(of.div_ceil(factor.divisor)));
-        }
-        let groups = match self.counts {
-            Counts::Invocations => product.div_ceil(u64::from(workgroup.max(1))),
-            Counts::Workgroups => product,
-        };
-        let [x, y] = crate::gpu::fold(kernel, groups)?;
-        Ok([x, y, self.z])
-    }
-}
-
 /// One module to export.
 #[derive(Debug, Clone)]
 pub struct Module {
@@ -256,24 +138,6 @@ pub struct Module {
     pub pages: Vec<(&'static str, PageLayout)>,
     /// The variant, of attention.
     pub variant: Option<Variant>,
-}
-
-fn field(name: &str) -> Factor {
-    divided(name, 1)
-}
-
-fn divided(name: &str, divisor: u32) -> Factor {
-    Factor {
-        of: Err(name.to_owned()),
-        divisor,
-    }
-}
-
-fn number(number: u32) -> Factor {
-    Factor {
-        of: Ok(number),
-        divisor: 1,
-    }
 }
 
 /// A side's name as file names have it: `int4c(16)` is `int4c16`.
@@ -690,6 +554,10 @@ mod tests {
                 .all(|c| c.is_ascii_alphanumeric() || "_-".contains(c))
         };
         assert!(modules.iter().all(name));
+        for module in &modules {
+            let d = &module.dispatch;
+            assert_eq!(Dispatch::parse(d.counts, &d.formula(), d.z).as_ref(), Some(d));
+        }
         for kernel in kernel_names() {
             assert!(modules.iter().any(|m| m.kernel == kernel), "{kernel}");
         }
@@ -697,25 +565,6 @@ mod tests {
         names.sort();
         names.dedup();
         assert_eq!(names.len(), modules.len());
-    }
-
-    #[test]
-    fn formulas_read_back_and_count() {
-        for module in choice().modules().unwrap() {
-            let d = &module.dispatch;
-            assert_eq!(Dispatch::parse(d.counts, &d.formula(), d.z).as_ref(), Some(d));
-        }
-        let d = Dispatch::parse(Counts::Invocations, "params.a * ceil(params.b / 16) * 3", 2).unwrap();
-        let value = |name: &str| match name {
-            "a" => Some(5),
-            "b" => Some(17),
-            _ => None,
-        };
-        assert_eq!(d.workgroups("k", 8, value).unwrap(), [4, 1, 2]);
-        assert!(d.workgroups("k", 8, |_| None).is_err());
-        for bad in ["", "params.a +", "ceil(params.a / 0)", "ceil(params.a", "a", "-1"] {
-            assert_eq!(Dispatch::parse(Counts::Workgroups, bad, 1), None, "{bad}");
-        }
     }
 
     #[test]

@@ -6,12 +6,13 @@ use naga::proc::Layouter;
 use naga::valid::{Capabilities, ModuleInfo, ShaderStages, SubgroupOperationSet, ValidationFlags, Validator};
 use naga::{AddressSpace, Expression, Handle, Literal, ScalarKind, StorageAccess, Type, TypeInner};
 
+use super::dispatch::Counts;
 use super::geometry::Geometry;
 use super::manifest::{
     BindingEntry, BindingKind, ConstantEntry, ConstantValue, CountsEntry, DispatchEntry, ExtraBinding,
     FieldEntry, FieldType, Limits, ModuleEntry, NamedStruct, STORAGE_BUFFERS, StructEntry,
 };
-use super::modules::{Counts, Module};
+use super::modules::Module;
 use super::writers::{ExportTarget, HLSL_GRID_REGISTER, MSL_SIZES_SLOT, Written, write};
 use crate::error::{Error, Result};
 use crate::shader::Target;

@@ -11,6 +11,8 @@ mod common;
 mod device;
 mod drift;
 mod example;
+mod export;
+mod foreign;
 mod golden;
 mod hostile_models;
 mod lifecycle;

@@ -101,7 +101,7 @@ fn all() -> &'static [Composed] {
 }
 
 /// Runs `check` on every item over all cores and fails with the first complaints.
-fn each<T: Sync>(
+pub fn each<T: Sync>(
     items: &[T],
     name: impl Fn(&T) -> &str + Sync,
     check: impl Fn(&T) -> Result<(), String> + Sync,
@@ -358,9 +358,9 @@ fn bindings_are(module: &naga::Module, expected: &[Binding]) -> Result<(), Strin
 }
 
 /// A struct as the host lays it out.
-struct HostStruct {
-    size: usize,
-    members: Vec<(&'static str, usize)>,
+pub struct HostStruct {
+    pub size: usize,
+    pub members: Vec<(&'static str, usize)>,
 }
 
 macro_rules! host_struct {
@@ -372,7 +372,7 @@ macro_rules! host_struct {
     };
 }
 
-fn params_of(kernel: &str) -> HostStruct {
+pub fn params_of(kernel: &str) -> HostStruct {
     match kernel {
         "amax" => {
             host_struct!(amax::Params: tokens heads head_dim row_offset row_stride head_stride slot)
@@ -574,7 +574,7 @@ fn tint_with(script: &Path, arguments: &[&Path]) -> (i32, String) {
     (run.status.code().unwrap_or(-1), text)
 }
 
-fn tint(arguments: &[&Path]) -> (i32, String) {
+pub fn tint(arguments: &[&Path]) -> (i32, String) {
     let (code, text) = tint_with(&common::path("tools/browser/tint.mjs"), arguments);
     assert_ne!(code, 3, "{text}");
     (code, text)
@@ -826,7 +826,9 @@ fn files() -> BTreeMap<String, String> {
     fn walk(folder: &Path, found: &mut Vec<PathBuf>) {
         for entry in fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
-            if path.is_dir() {
+            if path.ends_with("shaders/standalone") {
+                // Composed of the others.
+            } else if path.is_dir() {
                 walk(&path, found)
             } else {
                 found.push(path)

@@ -1,12 +1,16 @@
-//! Golden vectors: cases run on the adapter and judged; a wrong kernel, a wrong bit and a foreign result are found.
+//! Golden vectors: cases hold on the adapter, read back from their folders, and judge shaders and results of others.
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
 
-use kvpack::export::cases::Case;
+use kvpack::export::cases::{self, Case, Rule};
 use kvpack::export::writers::ExportTarget;
 use kvpack::export::{Choice, Export, Phase, Runnable, Runner, Shape, Tweaks};
 use kvpack::kernels::FloatType;
 use kvpack::spec::TABLE;
+use kvpack::variant::{Arithmetic, Reduction};
 
 use crate::common;
 
@@ -29,7 +33,11 @@ fn choice(pairs: &[&str]) -> Choice {
     }
 }
 
-/// The modules of an export as text for this adapter.
+fn export(choice: &Choice, tokens: u32) -> Export {
+    Export::compose(choice, ExportTarget::Wgsl, Some(tokens), &mut |_, _, _| {}).unwrap()
+}
+
+/// The modules of an export as they run here.
 fn runnables(export: &Export) -> BTreeMap<String, Runnable> {
     let entries = export.manifest.modules.iter().zip(&export.files);
     entries
@@ -40,29 +48,528 @@ fn runnables(export: &Export) -> BTreeMap<String, Runnable> {
         .collect()
 }
 
-/// What a case's judges say of a run on the adapter.
-fn complaints(runner: &mut Runner<'_>, case: &Case, modules: &BTreeMap<String, Runnable>) -> Vec<String> {
-    let found = runner.run(case, modules).unwrap();
-    let verdicts = case
-        .expect
-        .iter()
-        .map(|expect| case.judge(expect, &found[&expect.buffer]).unwrap());
-    verdicts
-        .filter(|verdict| !verdict.passed())
-        .map(|verdict| format!("{} {}: {}", case.case, verdict.name, verdict.first))
-        .collect()
+/// What the judges of every case have against a run on the adapter.
+fn complaints(gpu: &kvpack::gpu::Gpu, export: &Export) -> Vec<String> {
+    let (modules, mut runner) = (runnables(export), Runner::new(gpu));
+    let mut found = Vec::new();
+    for case in &export.cases {
+        let buffers = runner.run(case, &modules).unwrap();
+        for expect in &case.expect {
+            let verdict = case.judge(expect, &buffers[&expect.buffer]).unwrap();
+            if !verdict.passed() {
+                found.push(format!("{} {}: {}", case.case, verdict.name, verdict.first));
+            }
+        }
+    }
+    found
 }
 
 #[test]
-fn every_case_holds_on_this_adapter() {
-    let Some(gpu) = common::gpu("every_case_holds_on_this_adapter") else {
+fn every_case_of_the_eight_pairs_holds_on_this_adapter() {
+    let Some(gpu) = common::gpu("every_case_of_the_eight_pairs_holds_on_this_adapter") else {
         return;
     };
-    let export = Export::compose(&choice(&TABLE), ExportTarget::Wgsl, Some(117), &mut |_, _, _| {}).unwrap();
-    let modules = runnables(&export);
-    let (mut found, mut runner) = (Vec::new(), Runner::new(&gpu));
-    for case in &export.cases {
-        found.extend(complaints(&mut runner, case, &modules));
-    }
+    let export = export(&choice(&TABLE), 117);
+    assert_eq!(export.cases.len(), 16 + 8 + 16);
+    let found = complaints(gpu, &export);
     assert!(found.is_empty(), "{}", found.join("\n"));
+}
+
+#[test]
+fn cases_in_half_precision_and_of_unequal_heads_hold_on_this_adapter() {
+    let Some(gpu) = common::gpu("cases_in_half_precision_and_of_unequal_heads") else {
+        return;
+    };
+    // Both sides wait, to different boundaries; a per-tensor side beside one with blocks; heads of unequal size.
+    let mut mixed = choice(&["int8c(16)/int4c(64)", "fp8/fp4"]);
+    mixed.kernels = ["quantize", "attention_split"].map(str::to_owned).to_vec();
+    mixed.shape.v_head_dim = 24;
+    mixed.phases = vec![Phase::Decode];
+    (mixed.rows, mixed.queries, mixed.outputs) = (FloatType::F16, FloatType::F16, FloatType::F16);
+    let export = export(&mixed, 200);
+    let names: Vec<_> = export.cases.iter().map(|case| case.case.as_str()).collect();
+    assert!(names.contains(&"pages-int4c64-d24"), "{names:?}");
+    let found = complaints(gpu, &export);
+    assert!(found.is_empty(), "{}", found.join("\n"));
+}
+
+#[test]
+fn cases_of_variants_that_need_features_hold_on_this_adapter() {
+    let Some(gpu) = common::gpu("cases_of_variants_that_need_features") else {
+        return;
+    };
+    for (reduction, arithmetic, pair) in [
+        (Reduction::Subgroup, Arithmetic::F32, "int4"),
+        (Reduction::Workgroup, Arithmetic::F16, "fp8"),
+        (Reduction::Workgroup, Arithmetic::Packed, "int8"),
+    ] {
+        let mut choice = choice(&[pair]);
+        choice.kernels = vec!["attention_split".to_owned()];
+        choice.phases = vec![Phase::Decode];
+        choice.tweaks.reduction = Some(reduction);
+        choice.tweaks.arithmetic = Some(arithmetic);
+        let export = export(&choice, 70);
+        let split = export
+            .manifest
+            .modules
+            .iter()
+            .find(|m| m.kernel == "attention_split")
+            .unwrap();
+        let needed = match (reduction, arithmetic) {
+            (Reduction::Subgroup, _) => "subgroups",
+            (_, Arithmetic::F16) => "shader-f16",
+            _ => "",
+        };
+        assert_eq!(split.features.join(" "), needed, "{}", split.name);
+        let has = |feature: &str| gpu.summary().features.iter().any(|f| f == feature);
+        if !needed.is_empty() && !has(needed) {
+            common::say(&format!(
+                "kvpack: {} is left out: the adapter lacks {needed}",
+                split.name
+            ));
+            continue;
+        }
+        let found = complaints(gpu, &export);
+        assert!(found.is_empty(), "{}", found.join("\n"));
+    }
+}
+
+/// One case without a GPU.
+fn one_case() -> Case {
+    cases::of_pair(
+        &choice(&["int4c/int4"]),
+        "int4c/int4".parse().unwrap(),
+        Phase::Prefill,
+        117,
+    )
+    .unwrap()
+}
+
+#[test]
+fn the_reference_passes_its_own_judges_and_one_bit_does_not() {
+    let case = one_case();
+    for expect in &case.expect {
+        let buffer = case.buffer(&expect.buffer).unwrap();
+        let good: Vec<u32> = match &expect.rule {
+            Rule::Bits { words, .. } => words.clone(),
+            Rule::Bound { numbers, .. } => numbers.iter().map(|&x| (x as f32).to_bits()).collect(),
+        };
+        assert!(case.judge(expect, &good).unwrap().passed(), "{}", expect.name);
+        // What the buffer holds before the first step is no answer.
+        assert!(!case.judge(expect, &buffer.words).unwrap().passed() || expect.name == "status");
+        assert!(case.judge(expect, &good[1..]).is_err());
+        let mut bad = good.clone();
+        let at = bad.len() / 2;
+        bad[at] ^= 1 << 20;
+        let verdict = case.judge(expect, &bad).unwrap();
+        let counted = match &expect.rule {
+            Rule::Bits { counted, .. } => counted.get(at).is_none_or(|mask| mask & 1 << 20 != 0),
+            Rule::Bound { .. } => true,
+        };
+        assert_eq!(verdict.passed(), !counted, "{}: {}", expect.name, verdict.first);
+        bad[at] = f32::NAN.to_bits();
+        if matches!(expect.rule, Rule::Bound { .. }) {
+            assert!(
+                !case.judge(expect, &bad).unwrap().passed(),
+                "NaN passes {}",
+                expect.name
+            );
+        }
+    }
+}
+
+#[test]
+fn a_wrong_bit_is_named_by_page_word_token_and_channel() {
+    let case = one_case();
+    let expect = case.expectation("k_pages").unwrap();
+    let Rule::Bits { words, .. } = &expect.rule else {
+        panic!("bits")
+    };
+    let page = case
+        .buffer("k_pages")
+        .unwrap()
+        .geometry
+        .as_ref()
+        .unwrap()
+        .layout()
+        .unwrap();
+    // Token 70 is slot 6 of the second page of the first sequence.
+    let id = case.sequences[0].k_pages[1];
+    let (word, bit) = page.code_at(6, 1, 11);
+    let mut bad = words.clone();
+    bad[(id * page.words + word) as usize] ^= 1 << bit;
+    let first = case.judge(expect, &bad).unwrap().first;
+    let place =
+        format!("k_pages: page {id}, word {word}, token 70 of sequence 0, head 1, channel 11, code: ");
+    assert!(first.starts_with(&place), "{first}");
+    let found = bad[(id * page.words + word) as usize];
+    assert!(
+        first.ends_with(&format!("{:08x} expected, {found:08x} found", found ^ (1 << bit))),
+        "{first}"
+    );
+    let (word, bit) = page.scale_at(6, 1, 11).unwrap();
+    let mut bad = words.clone();
+    bad[(id * page.words + word) as usize] ^= 1 << bit;
+    let first = case.judge(expect, &bad).unwrap().first;
+    assert!(
+        first.contains("tokens 64 to 95 of sequence 0, head 1, channel 11, scale: "),
+        "{first}"
+    );
+}
+
+#[test]
+fn folders_read_back_and_are_the_same_each_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let [a, b] = ["a", "b"].map(|name| folder.path().join(name));
+    let mut f16 = choice(&["int4c/int4"]);
+    (f16.rows, f16.queries, f16.outputs) = (FloatType::F16, FloatType::F16, FloatType::F16);
+    let pair = "int4c/int4".parse().unwrap();
+    for case in [one_case(), cases::of_pair(&f16, pair, Phase::Decode, 9).unwrap()] {
+        for path in [&a, &b] {
+            let _ = fs::remove_dir_all(path);
+            cases::write(&case, path).unwrap();
+        }
+        assert_eq!(cases::read(&a).unwrap(), case);
+        let mut names: Vec<_> = fs::read_dir(&a)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name())
+            .collect();
+        names.sort();
+        assert!(names.len() > 20);
+        for name in names {
+            assert!(
+                fs::read(a.join(&name)).unwrap() == fs::read(b.join(&name)).unwrap(),
+                "{name:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn hostile_cases_are_refused_with_file_and_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("case");
+    let write = || {
+        let _ = fs::remove_dir_all(&path);
+        cases::write(&one_case(), &path).unwrap();
+        fs::read_to_string(path.join("case.json")).unwrap()
+    };
+    let good = write();
+    for (from, to, words) in [
+        ("kvpack.case", "other.case", "is other.case version 1"),
+        ("\"version\": 1", "\"version\": 2", "version 2"),
+        ("\"what\"", "\"whatever\"", "case.json is no case"),
+        ("\"k.npy\"", "\"../k.npy\"", "no plain file name"),
+        ("\"k.npy\"", "\"/etc/passwd\"", "no plain file name"),
+        ("\"k.npy\"", "\"gone.npy\"", "it cannot be read"),
+        ("\"k.npy\"", "\"v_runs.npy\"", "it holds <u4 of shape"),
+        ("\"name\": \"k_runs\"", "\"name\": \"v_runs\"", "stands twice"),
+        ("\"fill\": \"0xffffffff\"", "\"fill\": \"many\"", "is no word"),
+        (
+            "\"fill\": \"0xffffffff\"",
+            "\"fill\": \"0x123456789\"",
+            "is no word",
+        ),
+        (
+            "\"source\": \"k\"",
+            "\"source\": \"nothing\"",
+            "there is no buffer `nothing`",
+        ),
+        (
+            "\"buffer\": \"output\"",
+            "\"buffer\": \"nothing\"",
+            "there is no buffer `nothing`",
+        ),
+        (
+            "\"rule\": \"bound\"",
+            "\"rule\": \"bits\"",
+            "case.json is no case",
+        ),
+        (
+            "\"buffer\": \"lse\"",
+            "\"buffer\": \"status\"",
+            "bounds for integers",
+        ),
+        ("122,", "4294967295,", "is too large"),
+        ("{", "[", "case.json is no case"),
+    ] {
+        let bad = good.replacen(from, to, 1);
+        assert_ne!(bad, good, "{from}");
+        fs::write(path.join("case.json"), &bad).unwrap();
+        let said = cases::read(&path).unwrap_err().to_string();
+        assert!(said.contains(words), "expected {words}: {said}");
+    }
+    for length in [0, 1, good.len() / 2, good.len() - 2] {
+        fs::write(path.join("case.json"), &good[..length]).unwrap();
+        assert!(cases::read(&path).is_err(), "{length}");
+    }
+    write();
+    for file in [
+        "k.npy",
+        "k_pages.expected.npy",
+        "k_pages.mask.npy",
+        "lse.bound.npy",
+    ] {
+        let bytes = fs::read(path.join(file)).unwrap();
+        fs::write(path.join(file), &bytes[..bytes.len() - 4]).unwrap();
+        let said = cases::read(&path).unwrap_err().to_string();
+        assert!(
+            said.contains(file) && said.contains("truncated or damaged"),
+            "{said}"
+        );
+        fs::write(path.join(file), &bytes).unwrap();
+    }
+    assert!(cases::read(&path).is_ok());
+    assert!(
+        cases::read(folder.path())
+            .unwrap_err()
+            .to_string()
+            .contains("case.json cannot be read")
+    );
+}
+
+// ---- the command -------------------------------------------------------------------------------------------------
+
+fn kvpack(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvpack"));
+    command.args(arguments).env("KVPACK_TUNING", "");
+    command.output().unwrap()
+}
+
+fn told(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}
+
+fn saved(folder: &Path, name: &str, descr: &str, shape: &str, data: &[u8]) -> String {
+    let header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}\n");
+    let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
+    bytes.extend((header.len() as u16).to_le_bytes());
+    bytes.extend(header.as_bytes());
+    bytes.extend(data);
+    let path = folder.join(name);
+    fs::write(&path, bytes).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_result_of_any_program_is_judged_without_an_adapter() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("case");
+    let case = one_case();
+    cases::write(&case, &path).unwrap();
+    let vectors = path.to_str().unwrap();
+    let judge = |result: &str, more: &[&str]| {
+        let output = kvpack(&[&["validate", "--vectors", vectors, "--result", result], more].concat());
+        (output.status.code(), told(&output))
+    };
+    let Rule::Bound { numbers, .. } = &case.expectation("output").unwrap().rule else {
+        panic!("bound")
+    };
+    let shape = "(10, 6, 40)";
+    let f8: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
+    let f4: Vec<u8> = numbers.iter().flat_map(|&x| (x as f32).to_le_bytes()).collect();
+    let f2: Vec<u8> = numbers
+        .iter()
+        .flat_map(|&x| half::f16::from_f64(x).to_le_bytes())
+        .collect();
+    for (descr, data) in [("<f8", &f8), ("<f4", &f4), ("<f2", &f2)] {
+        let result = saved(folder.path(), "o.npy", descr, shape, data);
+        let (code, said) = judge(&result, &[]);
+        assert!(
+            code == Some(0) && said.contains("1 checks passed, 0 failed; 2400 cases"),
+            "{said}"
+        );
+        assert!(
+            said.contains("as output of attention-int4c-int4-prefill"),
+            "{said}"
+        );
+    }
+    let mut bad = f4.clone();
+    let at = (7 * 6 + 2) * 40 + 5;
+    bad[at * 4..at * 4 + 4].copy_from_slice(&((numbers[at] + 1e-3) as f32).to_le_bytes());
+    let result = saved(folder.path(), "bad.npy", "<f4", shape, &bad);
+    let (code, said) = judge(&result, &[]);
+    let place = "output: query token 7, query head 2, channel 5: ";
+    assert!(
+        code == Some(1) && said.contains(place) && said.contains("FAIL"),
+        "{said}"
+    );
+    let zeros = saved(folder.path(), "zeros.npy", "<f4", shape, &vec![0; f4.len()]);
+    assert_eq!(judge(&zeros, &[]).0, Some(1));
+
+    // Rows read back: K and V have one shape, so that the name must be said. The sign of zero does not count.
+    let Rule::Bits { words, .. } = &case.expectation("k_rows").unwrap().rule else {
+        panic!("bits")
+    };
+    let rows: Vec<u8> = words
+        .iter()
+        .map(|&word| if word << 1 == 0 { word ^ 1 << 31 } else { word })
+        .flat_map(u32::to_le_bytes)
+        .collect();
+    let rows = saved(folder.path(), "rows.npy", "<f4", "(122, 2, 40)", &rows);
+    let (code, said) = judge(&rows, &[]);
+    assert!(
+        code == Some(2) && said.contains("several") && said.contains("k_rows [122, 2, 40]"),
+        "{said}"
+    );
+    assert_eq!(judge(&rows, &["--expect", "k_rows"]).0, Some(0));
+    let (code, said) = judge(&rows, &["--expect", "v_rows"]);
+    assert!(
+        code == Some(1) && said.contains("v_rows: token 0, head 0, channel 0: "),
+        "{said}"
+    );
+
+    for (result, more, words) in [
+        (rows.as_str(), &["--expect", "sums"][..], "nothing of this name"),
+        (
+            &rows,
+            &["--expect", "output"],
+            "it has shape [122, 2, 40], not [10, 6, 40]",
+        ),
+        ("/nowhere.npy", &[], "it cannot be read"),
+        (
+            &saved(folder.path(), "i.npy", "<i8", shape, &f8),
+            &[],
+            "its numbers are '<i8'",
+        ),
+        (
+            &saved(folder.path(), "t.npy", "<f8", shape, &f4),
+            &[],
+            "truncated or damaged",
+        ),
+        (
+            &saved(folder.path(), "s.npy", "<f4", "(3,)", &f4[..12]),
+            &[],
+            "nothing that is expected",
+        ),
+        (&zeros, &["--case", "other"], "manifest.json"),
+    ] {
+        let (code, said) = judge(result, more);
+        assert!(
+            matches!(code, Some(1 | 2)) && said.contains(words),
+            "expected {words}: {said}"
+        );
+    }
+    let output = kvpack(&["validate", "--vectors", vectors]);
+    assert!(output.status.code() == Some(2) && told(&output).contains("--result"));
+}
+
+#[test]
+fn a_shader_of_another_hand_is_judged_in_the_place_of_a_module() {
+    if common::gpu("a_shader_of_another_hand").is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("out");
+    let out = path.to_str().unwrap();
+    let arguments = [
+        "shaders",
+        "export",
+        "--kernel",
+        "quantize",
+        "--kernel",
+        "attention_split",
+    ];
+    let more = [
+        "--pairs",
+        "int4",
+        "--head-dim",
+        "32",
+        "--to",
+        "wgsl-browser",
+        "--out",
+        out,
+    ];
+    let output = kvpack(&[&arguments[..], &more].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", told(&output));
+    let mine = |name: &str, text: &str| {
+        let file = folder.path().join(name);
+        fs::write(&file, text).unwrap();
+        file.to_str().unwrap().to_owned()
+    };
+    let judge = |file: &str, more: &[&str]| {
+        let output = kvpack(&[&["validate", "--wgsl", file, "--manifest", out], more].concat());
+        (output.status.code(), told(&output))
+    };
+    let quantize = fs::read_to_string(path.join("quantize-int4.wgsl")).unwrap();
+    let (code, said) = judge(&mine("mine.wgsl", &quantize), &[]);
+    assert!(
+        code == Some(0) && said.contains("mine.wgsl in the place of quantize-int4"),
+        "{said}"
+    );
+    assert!(said.contains("7 checks passed, 0 failed"), "{said}");
+
+    // A code that is rounded otherwise is found, with its place and both words.
+    let wrong = quantize.replace("LARGEST_ODD: u32 = 7u", "LARGEST_ODD: u32 = 5u");
+    assert_ne!(wrong, quantize);
+    let (code, said) = judge(&mine("mine.wgsl", &wrong), &[]);
+    assert!(
+        code == Some(1) && said.contains("0 checks passed, 7 failed"),
+        "{said}"
+    );
+    let place =
+        said.contains("of sequence 0, head 0, channel") || said.contains("of sequence 1, head 0, channel");
+    assert!(
+        place && said.contains(" expected, ") && said.contains("k_pages: page "),
+        "{said}"
+    );
+    // And so is a kernel that does nothing.
+    let idle = quantize.replace("if (index >= params.runs * UNITS)", "if (true)");
+    assert_ne!(idle, quantize);
+    assert_eq!(judge(&mine("mine.wgsl", &idle), &[]).0, Some(1));
+
+    let broken = quantize.replace("let unit = index", "let unit = nonsense + index");
+    let line = broken.lines().position(|line| line.contains("nonsense")).unwrap() + 1;
+    let (code, said) = judge(&mine("broken.wgsl", &broken), &[]);
+    assert!(
+        code == Some(1) && said.contains(&format!("broken.wgsl:{line}:")),
+        "{said}"
+    );
+    assert!(said.contains("nonsense"), "{said}");
+    let (code, said) = judge(
+        &mine("none.wgsl", &quantize.replace("fn quantize(", "fn other(")),
+        &[],
+    );
+    assert!(
+        code == Some(1) && said.contains("its entry points are other"),
+        "{said}"
+    );
+    let (code, said) = judge(&mine("empty.wgsl", ""), &[]);
+    assert!(
+        code == Some(1) && said.contains("it has no entry point"),
+        "{said}"
+    );
+    assert!(matches!(judge(&mine("bytes.wgsl", "\u{0}\u{1}"), &[]).0, Some(1)));
+    let (code, said) = judge("/nowhere.wgsl", &[]);
+    assert!(code == Some(2) && said.contains("it cannot be read"), "{said}");
+
+    // Two modules have this entry point: the file's name or --module says which.
+    let split = fs::read_to_string(path.join("attention_split-int4-int4-decode.wgsl")).unwrap();
+    let split = mine("split.wgsl", &split);
+    let (code, said) = judge(&split, &[]);
+    assert!(
+        code == Some(2) && said.contains("--module: attention_split-int4-int4-decode, "),
+        "{said}"
+    );
+    let (code, said) = judge(&split, &["--module", "attention_split-int4-int4-decode"]);
+    assert!(
+        code == Some(0) && said.contains("12 checks passed, 0 failed"),
+        "{said}"
+    );
+    let (code, said) = judge(&split, &["--module", "other"]);
+    assert!(
+        code == Some(2) && said.contains("choose from quantize-int4"),
+        "{said}"
+    );
+    let (code, said) = judge(&split, &["--module", "quantize-int4"]);
+    assert!(
+        code == Some(1) && said.contains("the manifest wants quantize"),
+        "{said}"
+    );
+
+    let manifest = mine("manifest.json", "{\"schema\": \"other\"}");
+    let output = kvpack(&["validate", "--wgsl", &split, "--manifest", &manifest]);
+    assert!(output.status.code() == Some(1) && told(&output).contains("its schema is `other`"));
+    let output = kvpack(&["validate", "--wgsl", &split]);
+    assert!(output.status.code() == Some(2) && told(&output).contains("--manifest"));
 }

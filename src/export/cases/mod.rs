@@ -5,6 +5,7 @@ mod files;
 mod other;
 mod pages;
 mod pair;
+mod side_rows;
 
 pub use files::{read, write};
 

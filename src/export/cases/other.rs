@@ -1,7 +1,7 @@
 //! Cases of the modules that take no pages: the transformer's, and the plain reads.
 
 use super::super::modules::Module;
-use super::pair::float_words;
+use super::side_rows::float_words;
 use super::{Case, NumberType, POISON, Param};
 use crate::error::{Error, Result};
 use crate::kernels::FloatType;

@@ -2,7 +2,7 @@
 
 use super::super::geometry::Geometry;
 use super::super::modules::Choice;
-use super::pair::{RUN, float_words, list, mask_padding};
+use super::side_rows::{RUN, float_words, list, mask_padding};
 use super::{Case, NumberType, POISON, Param};
 use crate::error::Result;
 use crate::kernels::FloatType;

@@ -1,43 +1,22 @@
 //! The case of a pair: two sequences are quantised into shuffled, poisoned pages, read back, and attended to.
 
-use super::super::geometry::Geometry;
 use super::super::modules::{Choice, Phase};
+use super::side_rows::{SideRows, float_words, list};
 use super::{Case, NumberType, POISON, Param, Sequence};
 use crate::error::{Error, Result};
 use crate::kernels::FloatType;
 use crate::options::AttentionOptions;
-use crate::pages::PageLayout;
 use crate::reference::{self, AttentionShape, Partials};
-use crate::scales::ScaleLayout;
 use crate::spec::{Pair, Side};
 use crate::validate::Random;
 use crate::validate::attention::{Plain, output_rounding};
 use crate::variant::Arithmetic;
-use crate::work::{Merge, SlotRun, Status, TableEntry, WorkItem, slot_runs};
+use crate::work::{Merge, Status, TableEntry, WorkItem};
 
 /// Query tokens of a sequence in prefill.
 const PREFILL_QUERIES: u32 = 5;
 /// Tokens of the shorter sequence.
 const SHORT: u32 = 5;
-
-/// K or V of all sequences.
-struct SideRows {
-    side: Side,
-    /// `k` or `v`.
-    name: &'static str,
-    page: PageLayout,
-    /// Pages in which rows wait, for sides whose rows do.
-    waiting: Option<PageLayout>,
-    /// `[token][head][channel]`, as the type of rows holds them.
-    rows: Vec<f32>,
-    /// For each sequence its pages, its waiting pages, and how many tokens are packed.
-    places: Vec<(Vec<u32>, Vec<u32>, u32)>,
-    tensor_scale: f32,
-    pool: Vec<u32>,
-    waiting_pool: Vec<u32>,
-    /// What the pages hold.
-    dequantised: Vec<f32>,
-}
 
 pub(super) fn case(choice: &Choice, pair: Pair, phase: Phase, tokens: u32) -> Result<Case> {
     let shape = &choice.shape;
@@ -88,8 +67,9 @@ pub(super) fn case(choice: &Choice, pair: Pair, phase: Phase, tokens: u32) -> Re
     let mut k = SideRows::new(choice, pair.k, false, &lengths, &mut random)?;
     let mut v = SideRows::new(choice, pair.v, true, &lengths, &mut random)?;
     for (i, sequence) in sequences.iter_mut().enumerate() {
-        (sequence.k_pages, sequence.k_waiting, sequence.k_packed) = k.places[i].clone();
-        (sequence.v_pages, sequence.v_waiting, sequence.v_packed) = v.places[i].clone();
+        let [k, v] = [&k, &v].map(|side| side.places[i].clone());
+        (sequence.k_pages, sequence.k_waiting, sequence.k_packed) = (k.pages, k.waiting, k.packed);
+        (sequence.v_pages, sequence.v_waiting, sequence.v_packed) = (v.pages, v.waiting, v.packed);
     }
     let mut status = Status::default();
     case.filled(
@@ -130,384 +110,6 @@ pub(super) fn case(choice: &Choice, pair: Pair, phase: Phase, tokens: u32) -> Re
     Ok(case)
 }
 
-impl SideRows {
-    fn new(
-        choice: &Choice,
-        side: Side,
-        value: bool,
-        lengths: &[u32],
-        random: &mut Random,
-    ) -> Result<SideRows> {
-        let page = choice.shape.page(side, value)?;
-        let row = (page.heads * page.head_dim) as usize;
-        let tokens: u32 = lengths.iter().sum();
-        // One channel of K is an outlier, as in trained models.
-        let outlier = if value { 1.0 } else { 8.0 };
-        let rows = (0..tokens as usize * row).map(|i| {
-            let x = random.normal()
-                * if i % page.head_dim as usize == 3 {
-                    outlier
-                } else {
-                    1.0
-                };
-            match choice.rows {
-                FloatType::F32 => x,
-                FloatType::F16 => half::f16::from_f32(x).to_f32(),
-            }
-        });
-        let rows: Vec<f32> = rows.collect();
-        // One page more than is needed: nothing may touch it.
-        let count = lengths.iter().map(|len| len.div_ceil(page.tokens)).sum::<u32>() + 1;
-        let waits = side.waits(0);
-        let mut orders = [0, 1].map(|_| random.permutation(count));
-        let group = side.layout.token_group();
-        let places = lengths.iter().map(|&len| {
-            let pages = len.div_ceil(page.tokens) as usize;
-            let mut take = |order: usize| {
-                let left = orders[order].len() - pages;
-                orders[order].split_off(left)
-            };
-            let own = take(0);
-            let waiting = if waits { take(1) } else { Vec::new() };
-            (own, waiting, if waits { len / group * group } else { len })
-        });
-        let places = places.collect();
-        let waiting = waits.then(|| choice.shape.page(Side::F16, value)).transpose()?;
-        let words = |page: &PageLayout| vec![POISON; (page.words * count) as usize];
-        Ok(SideRows {
-            side,
-            name: if value { "v" } else { "k" },
-            page,
-            tensor_scale: match side.layout {
-                ScaleLayout::PerTensor => {
-                    reference::tensor_scale(side.element, reference::amax(rows.iter().copied(), 0.0))
-                }
-                _ => 0.0,
-            },
-            pool: words(&page),
-            waiting_pool: waiting.as_ref().map(words).unwrap_or_default(),
-            waiting,
-            dequantised: vec![0.0; rows.len()],
-            rows,
-            places,
-        })
-    }
-
-    fn packer(&self) -> &'static str {
-        match self.waiting {
-            Some(_) => "quantize_group",
-            None => "quantize",
-        }
-    }
-
-    fn place(&self) -> u32 {
-        u32::from(self.name == "v")
-    }
-
-    fn buffer(&self, what: &str) -> String {
-        format!("{}_{what}", self.name)
-    }
-
-    /// Runs over the tokens [first, last) of each sequence; a run's source is its row.
-    fn runs(&self, sequences: &[Sequence], waiting: bool, range: impl Fn(usize) -> [u32; 2]) -> Vec<SlotRun> {
-        let mut runs = Vec::new();
-        for (i, sequence) in sequences.iter().enumerate() {
-            let [first, last] = range(i);
-            let ids = if waiting {
-                &self.places[i].1
-            } else {
-                &self.places[i].0
-            };
-            for (place, &id) in (0..).zip(ids) {
-                let start = place * self.page.tokens;
-                let [from, to] = [first, last].map(|at| at.clamp(start, start + self.page.tokens) - start);
-                slot_runs(id, from, to, |slot| sequence.first_row + start + slot, &mut runs);
-            }
-        }
-        runs
-    }
-
-    /// Whole groups of the packed tokens; a run's source is the page in which they wait.
-    fn groups(&self) -> Vec<SlotRun> {
-        let (group, tokens) = (self.side.layout.token_group(), self.page.tokens);
-        let of = |(pages, waiting, packed): &(Vec<u32>, Vec<u32>, u32)| {
-            let firsts = (0..*packed).step_by(group as usize);
-            let run = |first: u32| SlotRun {
-                page: pages[(first / tokens) as usize],
-                slot: first % tokens,
-                count: group,
-                source: waiting[(first / tokens) as usize],
-            };
-            firsts.map(run).collect::<Vec<_>>()
-        };
-        self.places.iter().flat_map(of).collect()
-    }
-
-    /// Adds all that brings the rows into pages and back, in the case and here.
-    fn pack(
-        &mut self,
-        choice: &Choice,
-        case: &mut Case,
-        sequences: &[Sequence],
-        status: &mut Status,
-    ) -> Result<()> {
-        let (name, page) = (self.name, self.page);
-        let row = page.heads * page.head_dim;
-        let tokens = self.rows.len() as u32 / row;
-        let what = if name == "k" { "new keys" } else { "new values" };
-        let (kind, words) = float_words(&self.rows, choice.rows);
-        case.data(
-            name,
-            kind,
-            &[tokens, page.heads, page.head_dim],
-            "[token, head, channel]",
-            what,
-            words,
-        );
-        let strides = [
-            ("row_offset", Param::U32(0)),
-            ("row_stride", Param::U32(row)),
-            ("head_stride", Param::U32(page.head_dim)),
-        ];
-        if self.side.layout == ScaleLayout::PerTensor {
-            let largest = self.buffer("largest");
-            let what = "bits of the largest magnitudes of K and V; tensor_scale takes them and leaves 0";
-            case.filled(&largest, NumberType::U32, &[4], "[side]", what, 0);
-            let shape = [
-                ("tokens", Param::U32(tokens)),
-                ("heads", Param::U32(page.heads)),
-                ("head_dim", Param::U32(page.head_dim)),
-                ("slot", Param::U32(self.place())),
-            ];
-            let params = [&shape[..], &strides].concat();
-            case.step(
-                &choice.amax(),
-                &params,
-                &[("source", name), ("largest", &largest)],
-            )?;
-            let params = [("first", Param::U32(self.place())), ("slots", Param::U32(1))];
-            let bindings = [("largest", largest.as_str()), ("tensor_scales", "tensor_scales")];
-            case.step(&choice.tensor_scale(self.side), &params, &bindings)?;
-        }
-        let all = |i: usize| [0, sequences[i].tokens];
-        let packed: Vec<u32> = self.places.iter().map(|place| place.2).collect();
-
-        // New rows into the pages where they stay or wait.
-        let (first_page, first_pool) = match self.waiting {
-            Some(waiting) => (waiting, self.buffer("waiting")),
-            None => (page, self.buffer("pages")),
-        };
-        let runs = self.runs(sequences, self.waiting.is_some(), all);
-        self.pages_buffer(case, &first_pool, &first_page);
-        let list_name = self.buffer("runs");
-        list(
-            case,
-            &list_name,
-            &runs,
-            RUN,
-            "runs of up to four slots of a page, with the row of the first",
-        );
-        let place = [("side_tensor", Param::U32(self.place()))];
-        let params = [&strides[..], &place, &[("runs", Param::U32(runs.len() as u32))]].concat();
-        let bindings = [
-            ("source", name),
-            ("runs", list_name.as_str()),
-            ("tensor_scales", "tensor_scales"),
-            ("pages", first_pool.as_str()),
-            ("status", "status"),
-        ];
-        case.step(&choice.quantize(&first_page), &params, &bindings)?;
-        let rows = self.rows.clone();
-        let number = move |run: &SlotRun, i: u32, head: u32, channel: u32| {
-            rows[((run.source + i) * row + head * page.head_dim + channel) as usize]
-        };
-        let pool = match self.waiting {
-            Some(_) => &mut self.waiting_pool,
-            None => &mut self.pool,
-        };
-        reference::quantize(&first_page, &runs, number, self.tensor_scale, pool, status);
-
-        // Whole groups from there.
-        if let Some(waiting) = self.waiting {
-            let groups = self.groups();
-            let (list_name, pages) = (self.buffer("groups"), self.buffer("pages"));
-            self.pages_buffer(case, &pages, &page);
-            if !groups.is_empty() {
-                let what = "groups of slots of a page, with the page in which their rows wait";
-                list(case, &list_name, &groups, RUN, what);
-                let zeros =
-                    ["row_offset", "row_stride", "head_stride", "side_tensor"].map(|f| (f, Param::U32(0)));
-                let params = [&zeros[..], &[("runs", Param::U32(groups.len() as u32))]].concat();
-                let bindings = [
-                    ("source", first_pool.as_str()),
-                    ("runs", list_name.as_str()),
-                    ("pages", pages.as_str()),
-                    ("status", "status"),
-                ];
-                case.step(&choice.quantize_group(&page, &waiting), &params, &bindings)?;
-            }
-            let from = &self.waiting_pool;
-            let number = |run: &SlotRun, i: u32, head: u32, channel: u32| {
-                waiting.number(&from[waiting.range(run.source)], run.slot + i, head, channel, 1.0)
-            };
-            reference::quantize_group(&page, &groups, number, &mut self.pool, status);
-        }
-
-        // And back into rows.
-        let rows_out = self.buffer("rows");
-        let what = "rows read back from the pages";
-        case.filled(
-            &rows_out,
-            NumberType::F32,
-            &[tokens, page.heads, page.head_dim],
-            "[token, head, channel]",
-            what,
-            POISON,
-        );
-        let mut parts = vec![(
-            page,
-            false,
-            self.buffer("pages"),
-            self.runs(sequences, false, |i| [0, packed[i]]),
-        )];
-        if let Some(waiting) = self.waiting {
-            let runs = self.runs(sequences, true, |i| [packed[i], sequences[i].tokens]);
-            parts.push((waiting, true, first_pool.clone(), runs));
-        }
-        for (layout, waits, pool, runs) in parts {
-            if runs.is_empty() {
-                continue;
-            }
-            let list_name = self.buffer(if waits { "waiting_out" } else { "packed_out" });
-            list(
-                case,
-                &list_name,
-                &runs,
-                RUN,
-                "runs of up to four slots to read back, with the row of the first",
-            );
-            let params = [&place[..], &[("runs", Param::U32(runs.len() as u32))]].concat();
-            let bindings = [
-                ("side_pages", pool.as_str()),
-                ("runs", list_name.as_str()),
-                ("tensor_scales", "tensor_scales"),
-                ("rows", rows_out.as_str()),
-            ];
-            case.step(&choice.dequantize(&layout), &params, &bindings)?;
-            let words = if waits { &self.waiting_pool } else { &self.pool };
-            reference::dequantize(&layout, &runs, self.tensor_scale, words, &mut self.dequantised);
-        }
-        let what = format!(
-            "{} as packing leaves them: dead slots untouched",
-            self.buffer("pages")
-        );
-        let masks = self.counted(&page, false, sequences);
-        case.bits(
-            &self.buffer("pages"),
-            &[self.packer()],
-            &what,
-            self.pool.clone(),
-            masks,
-        );
-        if let Some(waiting) = self.waiting {
-            let masks = self.counted(&waiting, true, sequences);
-            case.bits(
-                &first_pool,
-                &["quantize"],
-                "rows that wait, in f16",
-                self.waiting_pool.clone(),
-                masks,
-            );
-        }
-        let bits = self.dequantised.iter().map(|x| x.to_bits()).collect();
-        case.bits(
-            &rows_out,
-            &["dequantize"],
-            "code x scale, one f32 multiply",
-            bits,
-            Vec::new(),
-        );
-        Ok(())
-    }
-
-    fn pages_buffer(&self, case: &mut Case, name: &str, page: &PageLayout) {
-        let count = (self.pool.len() as u32) / self.page.words;
-        let what = format!("pages of {}, one of them unused", page.side);
-        case.filled(
-            name,
-            NumberType::U32,
-            &[count, page.words],
-            "[page, word]",
-            &what,
-            POISON,
-        );
-        if let Some(buffer) = case.buffers.last_mut() {
-            buffer.geometry = Some(Geometry::from(page));
-        }
-    }
-
-    /// The bits of a pool that count: all but the padding of live slots, which a kernel may write.
-    fn counted(&self, page: &PageLayout, waiting: bool, sequences: &[Sequence]) -> Vec<u32> {
-        let count = (self.pool.len() as u32) / self.page.words;
-        let mut counted = vec![u32::MAX; (page.words * count) as usize];
-        for (sequence, (own, waits, packed)) in sequences.iter().zip(&self.places) {
-            let (ids, live) = if waiting {
-                (waits, sequence.tokens)
-            } else {
-                (own, *packed)
-            };
-            for (place, &id) in (0..).zip(ids) {
-                let live = live.saturating_sub(place * page.tokens).min(page.tokens);
-                mask_padding(page, live, &mut counted[page.range(id)]);
-            }
-        }
-        counted
-    }
-}
-
-/// Takes the padding of the code words of slots below `live` out of a page's mask.
-pub(super) fn mask_padding(page: &PageLayout, live: u32, mask: &mut [u32]) {
-    let used = page.live_words(&vec![u32::MAX; page.words as usize], 0, live);
-    for word in 0..page.heads * page.head_words {
-        for slot in 0..live {
-            let at = (word * page.tokens + slot) as usize;
-            mask[at] = used[at];
-        }
-    }
-}
-
-/// What a run is, as an axis.
-pub(super) const RUN: &str = "[run, (page, first slot, slots, source)]";
-
-/// Adds a work list.
-pub(super) fn list<T: bytemuck::Pod>(case: &mut Case, name: &str, entries: &[T], axes: &str, what: &str) {
-    let words: Vec<u32> = bytemuck::cast_slice(entries).to_vec();
-    let width = (size_of::<T>() / 4) as u32;
-    case.data(
-        name,
-        NumberType::U32,
-        &[entries.len() as u32, width],
-        axes,
-        what,
-        words,
-    );
-}
-
-/// Numbers as words of a type.
-pub(super) fn float_words(numbers: &[f32], float: FloatType) -> (NumberType, Vec<u32>) {
-    match float {
-        FloatType::F32 => (NumberType::F32, numbers.iter().map(|x| x.to_bits()).collect()),
-        FloatType::F16 => {
-            let half = |x: &f32| u32::from(half::f16::from_f32(*x).to_bits());
-            let words = numbers
-                .chunks(2)
-                .map(|two| half(&two[0]) | two.get(1).map_or(0, half) << 16);
-            (NumberType::F16, words.collect())
-        }
-    }
-}
-
-/// Adds attention over the ranges of each kind, and the merge.
 fn attend(
     choice: &Choice,
     case: &mut Case,
@@ -760,14 +362,6 @@ fn attend(
     Ok(())
 }
 
-impl SideRows {
-    /// What the pages hold of one token and head.
-    fn head(&self, token: u32, head: u32) -> Vec<f32> {
-        let at = (token * self.page.heads + head) * self.page.head_dim;
-        self.dequantised[at as usize..][..self.page.head_dim as usize].to_vec()
-    }
-}
-
 /// Ranges of one kind: packed, or waiting on either side.
 struct Kind {
     waits: [bool; 2],
@@ -787,7 +381,7 @@ fn plan(
     let (mut merges, mut partials) = (Vec::new(), 0);
     let page = k.page.tokens;
     for (i, sequence) in sequences.iter().enumerate() {
-        let packed = [k.places[i].2, v.places[i].2];
+        let packed = [k.places[i].packed, v.places[i].packed];
         let first_position = sequence.tokens - sequence.queries;
         for first in (0..sequence.queries).step_by(tile as usize) {
             let queries = tile.min(sequence.queries - first);
@@ -811,8 +405,8 @@ fn plan(
                     })?;
                 let place = (start / page) as usize;
                 let id = |side: &SideRows, waits: bool| match waits {
-                    true => side.places[i].1[place],
-                    false => side.places[i].0[place],
+                    true => side.places[i].waiting[place],
+                    false => side.places[i].pages[place],
                 };
                 kind.items.push(WorkItem {
                     table: kind.table.len() as u32,
