@@ -58,8 +58,8 @@ fn run(command: &mut Command) -> Option<(i32, String)> {
     if code == NO_DRIVER {
         let advice = "or set KVPACK_ALLOW_NO_GPU=1 to skip the GPU tests";
         assert!(may_skip(), "{text}\n{advice}");
-        let last = text.lines().last().unwrap_or_default();
-        common::say(&format!("kvpack: skipped a test of browsers: {last}"));
+        let reason = text.lines().find(|line| line.contains(".mjs: ")).unwrap_or(&text);
+        common::say(&format!("kvpack: skipped a test of browsers: {reason}"));
         return None;
     }
     Some((code, text))
