@@ -328,16 +328,7 @@ fn the_page_runs_every_case_in_chromium() {
 
 #[test]
 fn golden_vectors_decode_with_numpy_by_the_written_layout() {
-    let decode = |folder: &Path| {
-        let python = std::env::var("KVPACK_PYTHON").unwrap_or_else(|_| "python3".to_owned());
-        let script = common::path("tools/decode_pages.py");
-        let (code, text) = run(Command::new(python).arg(script).arg(folder)).unwrap();
-        assert!(
-            !text.contains("ModuleNotFoundError"),
-            "{text}\nRun: eval \"$(tools/setup.sh)\", or python3 -m pip install -r tools/requirements.txt"
-        );
-        (code, text)
-    };
+    let decode = |folder: &Path| common::python("tools/decode_pages.py", folder);
     let (code, text) = decode(portable());
     let last = text.lines().last().unwrap_or_default().to_owned();
     assert!(code == 0 && last.ends_with(" rows decoded, 0 wrong"), "{text}");
