@@ -106,7 +106,7 @@ const USE: &str = "\
 2. Pack `params` by `offset`: each field takes 4 bytes, little-endian.
 3. Count workgroups: evaluate `dispatch.formula` with the values of the params. Where `counts` is `invocations`, divide by
    `workgroup_size[0]` and round up. Call it n; then y = ceil(n / 65535), x = ceil(n / y), and z as given. Kernels read x
-   and drop what lies beyond the end.
+   and drop what lies beyond the end; where invocations are counted, x y `workgroup_size[0]` must not exceed 2^32.
 4. Dispatch. A later dispatch sees what an earlier one wrote.
 
 ```python
