@@ -331,7 +331,8 @@ kvpack_newer_mesa() {
     export VK_DRIVER_FILES="$dir/icd.json" VK_ICD_FILENAMES="$dir/icd.json"
 }
 
-# Sets KVPACK_SWIFTSHADER_ICD if SwiftShader can be had. Debian ships it inside Chromium. Never fails.
+# Sets KVPACK_SWIFTSHADER_ICD if SwiftShader can be had. Debian ships it inside Chromium: the one that is installed, or one
+# that is unpacked into the cache. Never fails.
 kvpack_swiftshader() {
     local codename dir installed=/usr/lib/chromium
     [ "$(uname -s)" = Linux ] || return 0

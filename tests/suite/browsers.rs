@@ -58,8 +58,8 @@ fn run(command: &mut Command) -> Option<(i32, String)> {
     if code == NO_DRIVER {
         let advice = "or set KVPACK_ALLOW_NO_GPU=1 to skip the GPU tests";
         assert!(may_skip(), "{text}\n{advice}");
-        let last = text.lines().last().unwrap_or_default();
-        common::say(&format!("kvpack: skipped a test of browsers: {last}"));
+        let reason = text.lines().find(|line| line.contains(".mjs: ")).unwrap_or(&text);
+        common::say(&format!("kvpack: skipped a test of browsers: {reason}"));
         return None;
     }
     Some((code, text))
@@ -287,8 +287,9 @@ fn dawn_finds_a_flipped_bit_a_changed_output_and_a_broken_shader() {
 
     let shader = whole.path().join("attention_merge-f32.wgsl");
     let source = fs::read_to_string(&shader).unwrap();
-    let line = source.lines().count() + 1;
-    fs::write(&shader, source + "\nfn broken() { nonsense(); }\n").unwrap();
+    let line = source.trim_end().lines().count() + 1;
+    let broken = format!("{}\nfn broken() {{ nonsense(); }}\n", source.trim_end());
+    fs::write(&shader, broken).unwrap();
     let (code, text) = dawn(whole.path()).unwrap();
     assert_eq!(code, 1, "{text}");
     let words = format!("attention_merge-f32.wgsl:{line}:");
@@ -327,16 +328,7 @@ fn the_page_runs_every_case_in_chromium() {
 
 #[test]
 fn golden_vectors_decode_with_numpy_by_the_written_layout() {
-    let decode = |folder: &Path| {
-        let python = std::env::var("KVPACK_PYTHON").unwrap_or_else(|_| "python3".to_owned());
-        let script = common::path("tools/decode_pages.py");
-        let (code, text) = run(Command::new(python).arg(script).arg(folder)).unwrap();
-        assert!(
-            !text.contains("ModuleNotFoundError"),
-            "{text}\nRun: eval \"$(tools/setup.sh)\", or python3 -m pip install -r tools/requirements.txt"
-        );
-        (code, text)
-    };
+    let decode = |folder: &Path| common::python("tools/decode_pages.py", folder);
     let (code, text) = decode(portable());
     let last = text.lines().last().unwrap_or_default().to_owned();
     assert!(code == 0 && last.ends_with(" rows decoded, 0 wrong"), "{text}");

@@ -1,7 +1,9 @@
 //! What every test shares: the adapter, seeded random numbers, files.
 
+use std::ffi::OsStr;
 use std::io::Write;
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::OnceLock;
 
 use kvpack::gpu::{Gpu, Selection};
@@ -43,4 +45,15 @@ pub fn json(file: &str) -> serde_json::Value {
     let path = path(file);
     let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     serde_json::from_str(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+/// Runs a Python script of the repository; exit code and output. A missing Python or package is a failure that says what helps.
+pub fn python(script: &str, argument: impl AsRef<OsStr>) -> (i32, String) {
+    let advice = "Run: eval \"$(tools/setup.sh)\", or python3 -m pip install -r tools/requirements.txt";
+    let program = std::env::var("KVPACK_PYTHON").unwrap_or_else(|_| "python3".to_owned());
+    let run = Command::new(&program).arg(path(script)).arg(argument).output();
+    let run = run.unwrap_or_else(|e| panic!("{program} cannot be started ({e}). {advice}"));
+    let text = String::from_utf8_lossy(&run.stdout).into_owned() + &String::from_utf8_lossy(&run.stderr);
+    assert!(!text.contains("ModuleNotFoundError"), "{text}\n{advice}");
+    (run.status.code().unwrap_or(-1), text)
 }

@@ -15,7 +15,7 @@ use kvpack::work::{SlotRun, Status, slot_runs};
 use serde_json::Value;
 
 use crate::bits::{Job, Outcome, Packed, Rows, given, poison, tensor_scales, unpack_on_gpu};
-use crate::common::{gpu, json, path};
+use crate::common::{gpu, json, path, python};
 
 // ---- reading the files -------------------------------------------------------------------------------------------
 
@@ -696,6 +696,12 @@ fn geometry(outcome: &mut Outcome, name: &str, layout: &PageLayout, planes: &Val
 }
 
 // ---- tests -------------------------------------------------------------------------------------------------------
+
+#[test]
+fn the_files_are_what_their_program_computes() {
+    let (code, text) = python("tools/golden.py", "--check");
+    assert!(code == 0 && text.ends_with("identical\n"), "{text}");
+}
 
 #[test]
 fn cpu_elements() {
