@@ -119,6 +119,16 @@ impl Dispatch {
             Counts::Workgroups => product,
         };
         let [x, y] = crate::gpu::fold(kernel, groups)?;
+        // Kernels number their invocations in 32 bits, those beyond the end of the work too.
+        let numbered = u64::from(x) * u64::from(y) * u64::from(workgroup);
+        if self.counts == Counts::Invocations && numbered > 1 << 32 {
+            return Err(Error::Limit {
+                what: format!("`{kernel}` (invocations)"),
+                needed: numbered,
+                allowed: 1 << 32,
+                advice: "split the work into several calls".to_owned(),
+            });
+        }
         Ok([x, y, self.z])
     }
 }

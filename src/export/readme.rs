@@ -106,7 +106,7 @@ const USE: &str = "\
 2. Pack `params` by `offset`: each field takes 4 bytes, little-endian.
 3. Count workgroups: evaluate `dispatch.formula` with the values of the params. Where `counts` is `invocations`, divide by
    `workgroup_size[0]` and round up. Call it n; then y = ceil(n / 65535), x = ceil(n / y), and z as given. Kernels read x
-   and drop what lies beyond the end.
+   and drop what lies beyond the end; where invocations are counted, x y `workgroup_size[0]` must not exceed 2^32.
 4. Dispatch. A later dispatch sees what an earlier one wrote.
 
 ```python
@@ -124,8 +124,16 @@ def pack(values):
 ```
 
 Pages: word w of slot t lies at w x page_tokens + t, w = head x head_words + channel / (32 / bits); codes fill words from the
-lowest bits. `pages` has the numbers of each side, and `scale_offset` is where its scales begin. The page that explains
-every binding, work lists and scales is `shaders/README.md` of kvpack.
+lowest bits. `pages` has the numbers of each side, and `scale_offset` is where its scales begin.
+
+| work list | entry, in u32 |
+|---|---|
+| `runs` | page, first slot, slots, source: 1 to 4 slots that cross no multiple of 4, and the row of the first; for `quantize_group` a whole group, of which the last so many slots are packed, and the page in which they wait |
+| `items` | as the struct `Item` of the manifest: a range of neighbouring pages, the query tokens that see it, where its partials go |
+| `page_table` | K page, V page, first live slot, end of live slots |
+| `merges` | first partial, stride from one to the next, partials, output row; one entry a query token |
+
+Pictures of pages, every rule of rounding, and an example with numbers are in `shaders/README.md` of kvpack.
 
 ";
 
@@ -151,13 +159,14 @@ import json, numpy as np
 folder = manifest['vectors'][0]['folder']
 case = json.load(open(f'{folder}/case.json'))
 load = lambda name: np.load(f'{folder}/{name}')
+types = {buffer['name']: {'u32': '<u4', 'f32': '<f4', 'f16': '<f2'}[buffer['type']] for buffer in case['buffers']}
 
-def judge(expect, got):                      # got: the buffer's content, 32-bit words
+def judge(expect, got):                      # got: the buffer's content, an array of 32-bit words
     want = load(expect['file'])
     if expect['rule'] == 'bits':
         mask = load(expect['mask']) if 'mask' in expect else np.uint32(0xffffffff)
         return bool(((got.view('<u4').reshape(want.shape) ^ want) & mask == 0).all())
-    got = got.view('<f4').reshape(want.shape).astype('<f8')
+    got = got.view(types[expect['buffer']]).reshape(want.shape).astype('<f8')
     with np.errstate(invalid='ignore'):
         near = np.abs(got - want) <= load(expect['bound'])
     return bool((near | (np.isinf(want) & (got == want))).all())

@@ -912,6 +912,58 @@ fn the_command_exports_and_refuses() {
     assert_eq!(fs::read_dir(out).unwrap().count(), before);
 }
 
+/// The Python of an export's README does what it says: its code blocks, run in the folder.
+#[test]
+fn the_readme_of_an_export_packs_and_judges() {
+    let root = tempfile::tempdir().unwrap();
+    let out = root.path().join("out");
+    let arguments = [
+        "shaders",
+        "export",
+        "--to",
+        "glsl",
+        "--vectors",
+        "--kernel",
+        "attention_split",
+        "--pair",
+        "int4",
+    ];
+    let more = [
+        "--phase",
+        "decode",
+        "--outputs",
+        "f16",
+        "--out",
+        out.to_str().unwrap(),
+    ];
+    let run = kvpack(&[&arguments[..], &more[..]].concat());
+    assert!(run.status.success(), "{}", said(&run));
+    let readme = fs::read_to_string(out.join("README.md")).unwrap();
+    let code: String = readme
+        .split("```python\n")
+        .skip(1)
+        .map(|block| block.split("```").next().unwrap())
+        .collect();
+    let script = format!(
+        "import os, sys\nos.chdir(sys.argv[1])\n{code}\n\
+         step = next(s for s in case['steps'] if s['module'] == module['name'])\n\
+         packed = pack(step['params'])\n\
+         assert len(packed) == 32 and packed[:4] == step['params']['runs'].to_bytes(4, 'little'), packed\n\
+         for expect in case['expect']:\n\
+         \x20   want = load(expect['file'])\n\
+         \x20   got = want.copy() if expect['rule'] == 'bits' else want.astype(types[expect['buffer']])\n\
+         \x20   assert judge(expect, got.view('<u4')), expect\n\
+         \x20   got.reshape(-1).view('<u2')[-1] ^= 0x7fff\n\
+         \x20   assert not judge(expect, got.view('<u4')), expect\n\
+         print(len(case['expect']), 'judged')\n"
+    );
+    let file = root.path().join("readme.py");
+    fs::write(&file, script).unwrap();
+    let (code, text) = common::python(file.to_str().unwrap(), &out);
+    assert_eq!(code, 0, "{text}");
+    assert!(text.contains(" judged"), "{text}");
+}
+
 #[test]
 fn the_list_has_a_line_for_each_module() {
     let run = kvpack(&["shaders", "list"]);

@@ -18,10 +18,13 @@ pub struct Host {
 }
 
 impl Host {
-    /// A device with exactly these features and limits.
-    pub fn new(features: wgpu::Features, limits: wgpu::Limits) -> Host {
+    /// A device with exactly these features and limits; None where the adapter lacks a feature.
+    pub fn new(features: wgpu::Features, limits: wgpu::Limits) -> Option<Host> {
         let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle());
         let adapter = block_on(instance.request_adapter(&wgpu::RequestAdapterOptions::default())).unwrap();
+        if !adapter.features().contains(features) {
+            return None;
+        }
         let name = adapter.get_info().name;
         let (device, queue) = block_on(adapter.request_device(&wgpu::DeviceDescriptor {
             required_features: features,
@@ -29,12 +32,12 @@ impl Host {
             ..Default::default()
         }))
         .unwrap();
-        Host {
+        Some(Host {
             device,
             queue,
             name,
             pipelines: RefCell::default(),
-        }
+        })
     }
 
     pub fn name(&self) -> &str {
