@@ -240,7 +240,7 @@ const LEVELS: &[&[&str]] = &[
     &["model"],
     &["analyze"],
     &["drift", "generate", "validate"],
-    &["bench"],
+    &["bench", "recording"],
     &["report"],
 ];
 
