@@ -15,7 +15,9 @@ pub use recorder::Recorder;
 pub use stored::{Loss, NEVER, StoredSide};
 #[cfg(feature = "models")]
 pub use study::trained_study;
-pub use study::{LAYOUTS, OUTLIERS, OutlierRow, RECORDED_OUTLIERS, Recording, Take, TinyStudy, tiny_study};
+pub use study::{
+    LAYOUTS, OUTLIERS, OutlierRow, RECORDED_OUTLIERS, Recording, Take, TinyStudy, layouts_study, tiny_study,
+};
 
 use crate::model::Config;
 use crate::spec::Pair;

@@ -29,19 +29,9 @@ impl<'m> Recorder<'m> {
         }
     }
 
-    /// What is shown.
-    pub fn shown(&self) -> &Shown {
-        &self.shown
-    }
-
-    /// The runs so far: that with the f32 cache, then one a pair.
-    pub fn runs(&self) -> &[RecordedRun] {
-        &self.runs
-    }
-
-    /// The runs and what is shown of them.
-    pub fn into_parts(self) -> (Shown, Vec<RecordedRun>) {
-        (self.shown, self.runs)
+    /// The runs: that with the f32 cache, then one a pair.
+    pub fn into_runs(self) -> Vec<RecordedRun> {
+        self.runs
     }
 
     fn tokens(&self, prompt: usize) -> &[u32] {

@@ -3,12 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Loss, RecordedRun, Recorder, Shown};
-use crate::drift::{Device, DriftOptions, DriftRow, run_watched};
+use crate::drift::{Device, DriftOptions, DriftRow, Mode, run_watched};
 #[cfg(feature = "models")]
 use crate::drift::{TrainedDrift, TrainedDriftOptions, run_trained_watched};
 use crate::error::Result;
 use crate::model::{ALPHABET, Config, PROMPTS, Placed, encode, tiny};
-use crate::spec::Pair;
 
 /// Outlier factors at which the two layouts of K's scales are compared.
 pub const OUTLIERS: [f64; 7] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0];
@@ -41,14 +40,13 @@ pub struct Recording {
     pub prompts: Vec<Vec<u32>>,
     /// The text of every token that occurs.
     pub texts: BTreeMap<u32, String>,
-    /// The runs by outlier factor, the factor of the table first. At factors that are not recorded in full, the first prompt
-    /// of the pairs of [`LAYOUTS`].
+    /// The runs by outlier factor, the factor of the table first.
     pub takes: Vec<Take>,
 }
 
 impl Recording {
     fn new(
-        model: String,
+        model: &str,
         config: &Config,
         shown: Shown,
         prompts: Vec<Vec<u32>>,
@@ -61,7 +59,7 @@ impl Recording {
             ids.extend(prompt.flips.iter().flat_map(|flip| [flip.from, flip.to]));
         }
         Recording {
-            model,
+            model: model.to_owned(),
             config: config.clone(),
             shown,
             prompts,
@@ -93,23 +91,17 @@ pub struct OutlierRow {
     pub k_error: f64,
 }
 
-/// The tiny model: its table, its recording, and the two layouts under outliers.
+/// What the tiny model's runs at some outlier factors gave.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TinyStudy {
-    /// The drift table of the pairs that were asked for.
-    pub rows: Vec<DriftRow>,
+    /// The drift rows, in the order of the factors.
+    pub rows: Vec<Vec<DriftRow>>,
     /// The recorded runs.
     pub recording: Recording,
-    /// The pairs of [`LAYOUTS`] at every factor of [`OUTLIERS`] and that of the options, in rising order.
-    pub outliers: Vec<OutlierRow>,
 }
 
-/// The pairs of [`LAYOUTS`].
-fn layouts() -> Vec<Pair> {
-    LAYOUTS.iter().flatten().filter_map(|name| name.parse().ok()).collect()
-}
-
-/// Measures and records the tiny model. `progress` hears (done, of, what).
+/// Measures and records the tiny model at the outlier factor of the options and those of [`RECORDED_OUTLIERS`].
+/// `progress` hears (done, of, what).
 ///
 /// # Errors
 /// As [`run_watched`].
@@ -118,68 +110,76 @@ pub fn tiny_study(
     options: &DriftOptions,
     progress: &mut dyn FnMut(u64, u64, &str),
 ) -> Result<TinyStudy> {
-    let mut factors: Vec<f64> = OUTLIERS.into_iter().filter(|&factor| factor != options.outlier).collect();
-    factors.insert(0, options.outlier);
-    let story = layouts();
-    let mut all = options.pairs.clone();
-    all.extend(story.iter().filter(|pair| !options.pairs.contains(pair)));
+    let others = RECORDED_OUTLIERS.into_iter().filter(|&factor| factor != options.outlier);
+    let factors: Vec<f64> = std::iter::once(options.outlier).chain(others).collect();
+    record(device, options, &factors, progress)
+}
+
+/// Measures and records the pairs of [`LAYOUTS`] at the factors of [`OUTLIERS`], each prompt at once; the recording has the
+/// first prompt. A row a factor and pair. `progress` hears (done, of, what).
+///
+/// # Errors
+/// As [`run_watched`].
+pub fn layouts_study(
+    device: &Device,
+    progress: &mut dyn FnMut(u64, u64, &str),
+) -> Result<(Recording, Vec<OutlierRow>)> {
+    let options = DriftOptions {
+        pairs: LAYOUTS.iter().flatten().map(|name| name.parse()).collect::<Result<_>>()?,
+        convention: Default::default(),
+        mode: Mode::Prefill,
+        outlier: 1.0,
+        window: 0,
+    };
+    let mut study = record(device, &options, &OUTLIERS, progress)?;
+    let mut outliers = Vec::new();
+    for (rows, take) in study.rows.iter().zip(&study.recording.takes) {
+        let runs = take.runs.iter().skip(1);
+        outliers.extend(rows.iter().zip(runs).map(|(row, run)| outlier_row(row, run)));
+    }
+    study.recording.prompts.truncate(1);
+    study.recording.shown.tokens.truncate(1);
+    for run in study.recording.takes.iter_mut().flat_map(|take| &mut take.runs) {
+        run.prompts.truncate(1);
+    }
+    Ok((study.recording, outliers))
+}
+
+fn record(
+    device: &Device,
+    options: &DriftOptions,
+    factors: &[f64],
+    progress: &mut dyn FnMut(u64, u64, &str),
+) -> Result<TinyStudy> {
     let prompts = PROMPTS.iter().map(|prompt| encode(prompt)).collect::<Result<Vec<_>>>()?;
     let lengths: Vec<u32> = prompts.iter().map(|ids| ids.len() as u32).collect();
-    let pairs_of = |number: usize, factor: f64| match number == 0 || RECORDED_OUTLIERS.contains(&factor) {
-        true => &all,
-        false => &story,
-    };
-    let runs_of = |number: usize, factor: f64| (pairs_of(number, factor).len() + 1) * prompts.len();
-    let of: usize = factors.iter().enumerate().map(|(i, &factor)| runs_of(i, factor)).sum();
-    let (mut rows, mut takes, mut outliers, mut before) = (Vec::new(), Vec::new(), Vec::new(), 0);
-    let mut shape = None;
-    for (number, &factor) in factors.iter().enumerate() {
-        let pairs = pairs_of(number, factor);
+    let config = tiny(options.outlier).config;
+    let shown = Shown::of(&config, &lengths);
+    let (mut rows, mut takes) = (Vec::new(), Vec::new());
+    for (number, &outlier) in (0_u64..).zip(factors) {
         let options = DriftOptions {
-            pairs: pairs.clone(),
-            outlier: factor,
+            outlier,
             ..options.clone()
         };
-        let model = device.place(tiny(factor))?;
-        let shown = Shown::of(model.config(), &lengths);
-        let mut recorder = Recorder::new(&model, shown);
-        let measured = run_watched(device, &model, &options, Some(&mut recorder), &mut |done, _, what| {
-            progress(before + done, of as u64, &format!("outlier {factor}: {what}"));
+        let model = device.place(tiny(outlier))?;
+        let mut recorder = Recorder::new(&model, shown.clone());
+        let count = factors.len() as u64;
+        let measured = run_watched(device, &model, &options, Some(&mut recorder), &mut |done, of, what| {
+            progress(number * of + done, count * of, &format!("outlier {outlier}: {what}"));
         })?;
-        before += runs_of(number, factor) as u64;
-        let (shown, mut runs) = recorder.into_parts();
-        for (row, run) in measured.iter().zip(runs.iter().skip(1)) {
-            if run.pair.is_some_and(|pair| story.contains(&pair)) {
-                outliers.push(outlier_row(row, run));
-            }
-        }
-        if number == 0 {
-            rows = measured;
-        }
-        if number > 0 && !RECORDED_OUTLIERS.contains(&factor) {
-            runs.iter_mut().for_each(|run| run.prompts.truncate(1));
-        }
+        rows.push(measured);
         takes.push(Take {
-            outlier: factor,
-            runs,
+            outlier,
+            runs: recorder.into_runs(),
         });
-        shape = Some((model.config().clone(), shown));
     }
-    rows.truncate(options.pairs.len());
-    outliers.sort_by(|a, b| a.outlier.total_cmp(&b.outlier));
-    let (config, shown) = match shape {
-        Some(shape) => shape,
-        None => (tiny(1.0).config, Shown::of(&tiny(1.0).config, &lengths)),
-    };
     let text = |id: u32| {
         let letter = ALPHABET.chars().nth(id as usize);
         letter.map_or_else(String::new, String::from)
     };
-    let name = "tiny model".to_owned();
     Ok(TinyStudy {
         rows,
-        recording: Recording::new(name, &config, shown, prompts, takes, &text),
-        outliers,
+        recording: Recording::new("tiny model", &config, shown, prompts, takes, &text),
     })
 }
 
@@ -212,11 +212,13 @@ pub fn trained_study(
     progress: &mut dyn FnMut(u64, u64, &str),
 ) -> Result<(TrainedDrift, Recording)> {
     let shown = Shown::of(model.config(), &[ids.len() as u32]);
-    let mut recorder = Recorder::new(model, shown);
+    let mut recorder = Recorder::new(model, shown.clone());
     let drift = run_trained_watched(device, model, ids, options, &mut recorder, progress)?;
-    let (shown, runs) = recorder.into_parts();
-    let takes = vec![Take { outlier: 1.0, runs }];
+    let takes = vec![Take {
+        outlier: 1.0,
+        runs: recorder.into_runs(),
+    }];
     let prompts = vec![ids.to_vec()];
-    let recording = Recording::new(name.to_owned(), model.config(), shown, prompts, takes, text);
+    let recording = Recording::new(name, model.config(), shown, prompts, takes, text);
     Ok((drift, recording))
 }
