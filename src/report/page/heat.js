@@ -24,7 +24,7 @@ const gaps = (positions) => positions.map((p, i) => i > 0 && p !== positions[i -
 
 /**
  * A heat map with a title and channel numbers. `draw({ tokens, channels, value, kind, largest, waits, frame, mark })` fills it:
- * value(token, channel) is a number or null, waits(token) says whether the row is in f16, frame is a range of tokens to
+ * value(token, channel) is a number or null, waits(token) says whether the row is in f16, where the map has a band for it; frame is a range of tokens to
  * frame, mark a token to mark. `pick(token)` hears clicks, `point(token, channel)` where the pointer is, or null.
  */
 function heatMap(title, pick, point) {
@@ -36,7 +36,7 @@ function heatMap(title, pick, point) {
   const place = (event) => {
     const box = canvas.getBoundingClientRect();
     const token = Math.floor((event.clientX - box.left) / box.width * shown.tokens);
-    const channel = Math.floor((event.clientY - box.top) / box.height * shown.channels);
+    const channel = Math.floor((event.clientY - box.top - shown.above) / (box.height - shown.above) * shown.channels);
     return token >= 0 && token < shown.tokens && channel >= 0 && channel < shown.channels ? [token, channel] : null;
   };
   canvas.addEventListener('click', (event) => { const at = place(event); if (at) pick(at[0]); });
@@ -46,7 +46,9 @@ function heatMap(title, pick, point) {
   function draw(what) {
     shown = what;
     const cell = what.channels <= 8 ? 13 : what.channels <= 32 ? 6 : what.channels <= 64 ? 4 : 3;
-    const height = what.channels * cell;
+    // Above the channels a band says which rows wait.
+    const above = what.waits ? 7 : 0;
+    const height = what.channels * cell + above;
     canvas.style.height = `${height}px`;
     const ratio = window.devicePixelRatio || 1;
     const width = Math.max(1, canvas.clientWidth);
@@ -55,22 +57,21 @@ function heatMap(title, pick, point) {
     const context = canvas.getContext('2d');
     const { colours } = what;
     const x = (token) => Math.round(token * canvas.width / Math.max(1, what.tokens));
-    const y = (channel) => Math.round(channel * canvas.height / what.channels);
+    const band = Math.round(above * ratio * 0.7);
+    const y = (channel) => Math.round((above + channel * cell) * ratio);
+    shown.above = above;
     context.fillStyle = css(colours.values.zero);
     context.fillRect(0, 0, canvas.width, canvas.height);
     for (let token = 0; token < what.tokens; token++) {
-      const waits = what.waits?.(token);
-      if (waits) {
-        context.fillStyle = colours.wait;
-        context.fillRect(x(token), 0, x(token + 1) - x(token), canvas.height);
-      }
       for (let channel = 0; channel < what.channels; channel++) {
         const value = what.value(token, channel);
         if (value === null) continue;
         context.fillStyle = shade(value, what.largest, colours[what.kind]);
-        // Of a waiting row the ground shows at the sides.
-        const side = waits ? Math.max(1, Math.round((x(token + 1) - x(token)) * 0.2)) : 0;
-        context.fillRect(x(token) + side, y(channel), x(token + 1) - x(token) - 2 * side, y(channel + 1) - y(channel));
+        context.fillRect(x(token), y(channel), x(token + 1) - x(token), y(channel + 1) - y(channel));
+      }
+      if (what.waits?.(token)) {
+        context.fillStyle = colours.wait;
+        context.fillRect(x(token), 0, x(token + 1) - x(token), band);
       }
     }
     context.strokeStyle = colours.ink;

@@ -12,15 +12,14 @@ function startLayouts() {
     at.append(el('p', { class: 'note', text: 'This run has no numbers for it.' }));
     return;
   }
-  const slider = el('input', { type: 'range', id: 'factor', min: 0, max: factors.length - 1, step: 1, value: 0 });
+  const slider = el('input', { type: 'range', id: 'factor', min: 0, max: factors.length - 1, step: 1, value: Math.ceil(factors.length / 2) });
   const kind = el('select', { id: 'layout-bits' }, ...kinds.map(([text], i) => el('option', { value: i, text })));
   const said = el('output', { for: 'factor', class: 'big', id: 'factor-value' });
   at.append(
     el('p', { class: 'prose', text: 'In trained models a few channels of the keys are many times larger than the others. Here that is done by hand to the tiny model: '
       + 'channel 3 of each head of the keys is multiplied by a factor, and of the queries divided by it. Without quantisation nothing changes. Move the slider: '
       + 'where a token\u2019s channels share one scale, the large channel sets it, and the others round to 0. Where each channel has its own, nothing moves.' }),
-    el('div', { class: 'slide' }, el('label', {}, el('span', { class: 'fine', text: 'Outlier factor' }), slider), said),
-    el('div', { class: 'choices' }, el('label', {}, 'Codes of ', kind)));
+    el('div', { class: 'slide' }, el('label', {}, 'Codes of', kind), el('label', {}, 'Outlier factor', slider), said));
   const cards = ['One scale for a token\u2019s channels', 'One scale for a channel\u2019s tokens'].map((title, i) => {
     const map = heatMap('', () => {}, () => {});
     const figures = el('dl', { class: 'figures' });

@@ -28,7 +28,35 @@ function measuredFacts() {
     facts.push(['Scales of fp8', m.tensor_scales === 'checkpoint' ? 'from the checkpoint' : 'calibrated on the f32 run']);
   }
   facts.push(['Program', `${g.name} ${g.version}, ${g.commit ? `commit ${readable(g.commit)}` : 'commit not recorded in this build'}`]);
+  $('short').textContent = inShort();
   $('measured').replaceChildren(...facts.map(([name, text]) => el('div', {}, el('dt', { text: name }), el('dd', { text }))));
+}
+
+/** What the run comes to, in two sentences. */
+function inShort() {
+  const list = rows().filter((row) => row.predictions > 0);
+  if (list.length === 0) return '';
+  const share = (row) => row.top1 / row.predictions;
+  const cost = (row) => `${trimmed(row.bits_per_number, 4)} bits a number, ${trimmed(row.percent_of_f16, 0)} % of FP16`;
+  const cheapest = (some) => some.reduce((a, b) => (b.bits_per_number < a.bits_per_number ? b : a));
+  const [bar, name] = DATA.measured.trained ? [0.9, 'nine in ten'] : [0.98, '98 in 100'];
+  const good = list.filter((row) => share(row) >= bar);
+  const least = cheapest(list);
+  const parts = [];
+  if (good.length > 0) parts.push(`In this run ${cheapest(good).pair} is the cheapest format that leaves ${name} predictions as they were: ${cost(cheapest(good))}.`);
+  if (share(least) < bar) parts.push(`The cheapest of all, ${least.pair} with ${trimmed(least.bits_per_number, 4)} bits, keeps ${whole(least.top1)} of ${whole(least.predictions)}.`);
+  return parts.join(' ');
+}
+
+/** The numbers of a row beside the scatter. */
+function tellRow(row) {
+  const figures = [
+    ['memory', `${trimmed(row.bits_per_number, 4)} bits, ${trimmed(row.percent_of_f16, 1)} % of FP16`],
+    [damageName(), digits(damageOf(row))],
+    ['predictions unchanged', `${whole(row.top1)} of ${whole(row.predictions)}`],
+    ['mean KL', digits(row.mean_kl)],
+  ];
+  $('scatter-readout').replaceChildren(el('h3', { text: row.pair }), el('dl', {}, ...figures.map(([name, text]) => el('div', {}, el('dt', { text: name }), el('dd', { text })))));
 }
 
 // ---- scatter --------------------------------------------------------------------------------------------------------
@@ -66,7 +94,7 @@ function decades(values) {
   return [low, Math.max(high, low + 1)];
 }
 
-const powerName = (power) => (power >= -3 && power <= 3 ? trimmed(10 ** power, 3) : `1e${power}`.replace('-', '\u2212'));
+const powerName = (power) => (power >= -4 && power <= 3 ? trimmed(10 ** power, 4) : `1e${power}`.replace('-', '\u2212'));
 
 let textMeter;
 function textWidth(text, font) {
@@ -105,7 +133,7 @@ function drawScatter() {
   const boxes = placeNames(points, list.map((row) => row.pair), area, (name) => textWidth(name, font) + 4);
   for (const [i, row] of list.entries()) {
     const { x: px, y: py } = points[i];
-    const tell = () => { $('scatter-readout').textContent = rowInWords(row); };
+    const tell = () => tellRow(row);
     const choose = () => { setFormat(row.pair); tell(); };
     const side = row.pair === state.format ? ' chosen' : row.pair === state.other ? ' other' : '';
     const point = svg('g', {
@@ -124,6 +152,8 @@ function drawScatter() {
   }
   const focused = document.activeElement?.closest?.('#scatter .point')?.dataset.pair;
   figure.replaceChildren(chart);
+  const chosen = list.find((row) => row.pair === (focused ?? state.format));
+  if (chosen) tellRow(chosen);
   if (focused) figure.querySelector(`[data-pair="${CSS.escape(focused)}"]`)?.focus();
 }
 

@@ -12,10 +12,6 @@ const shownTokens = () => MAIN.prompts[state.prompt]?.shown ?? [];
 const lengthAt = (step) => (step > 0 ? shownTokens()[step - 1] + 1 : 0);
 const promptOf = (pair) => runOf(MAIN, state.outlier, pair)?.prompts[state.prompt];
 
-function formatName(pair) {
-  return pair;
-}
-
 /** Names of a side's place in words. */
 function sideSummary(stored, letter) {
   const { kind } = stored;
@@ -49,7 +45,7 @@ function makeLane(pair, second) {
   const run = runOf(MAIN, state.outlier, pair);
   const lane = { pair, second, run, sides: [] };
   lane.status = el('p', { class: 'state' });
-  lane.node = el('div', { class: second ? 'lane second' : 'lane' }, el('h3', { text: formatName(pair) }), lane.status);
+  lane.node = el('div', { class: second ? 'lane second' : 'lane' }, el('h3', { text: pair }), lane.status);
   for (const side of ['k', 'v']) {
     const stored = new Stored(MAIN, run, state.prompt, state.layer, state.head, side);
     const pick = (token) => inspectToken(token);
@@ -170,10 +166,10 @@ function drawLegend(colours) {
     parts.push(ramp(colours.values, letter, side.largest, true), ramp(colours.errors, `error of ${letter}`, side.largestError, false));
   }
   if (lanes.some((lane) => lane.sides.some(({ stored }) => stored.kind.waits))) {
-    parts.push(el('span', { class: 'ramp' }, el('span', { class: 'swatch wait' }), el('span', { text: 'waits in f16' })),
+    parts.push(el('span', { class: 'ramp' }, el('span', { class: 'swatch wait' }), el('span', { text: 'the row waits in f16' })),
       el('span', { text: 'A thick frame is a group that closes now.' }));
   }
-  if (parts.length > 0) parts.push(el('span', { text: 'Colours go by the square root, so that small numbers show. A thin frame is the newest token.' }));
+  if (parts.length > 0) parts.push(el('span', { text: 'Colours go by the square root, so that small numbers show. A thin frame is the newest token; a red line under a token says that the prediction after it changed.' }));
   $('legend').replaceChildren(...parts);
 }
 

@@ -56,7 +56,7 @@ function drawDrift(lines, length) {
   const figure = $('drift');
   const width = Math.max(220, figure.clientWidth);
   const height = 150;
-  const pad = { left: 52, right: 8, top: 10, bottom: 24 };
+  const pad = { left: 62, right: 8, top: 10, bottom: 24 };
   const count = Math.max(1, ...lines.map((line) => line.values.length));
   const most = Math.max(...lines.flatMap((line) => line.values), 1e-12);
   const x = (i) => pad.left + (count > 1 ? i / (count - 1) : 0.5) * (width - pad.left - pad.right);

@@ -161,8 +161,14 @@ fn lost(run: &RecordedRun, recording: &Recording) -> Vec<String> {
                 percent(loss.zeroed_share())
             )
         });
+        let most = shares.iter().map(|(_, loss)| loss.zeroed_share()).fold(0.0, f64::max);
+        let how = match most {
+            ..0.02 => "A few small numbers vanish",
+            ..0.3 => "Small numbers vanish",
+            _ => "Many numbers vanish",
+        };
         sentences.push(format!(
-            "Small numbers vanish: {} that were not 0 read back as 0{of_rows}{place}.",
+            "{how}: {} that were not 0 read back as 0{of_rows}{place}.",
             parts.join(" and ")
         ));
     }
@@ -207,17 +213,12 @@ fn changed(figures: &Figures, run: &RecordedRun, recording: &Recording) -> Strin
     let before: Vec<char> = before.chars().collect();
     let tail: String = before[before.len().saturating_sub(16)..].iter().collect();
     let cut = if before.len() > 16 { "\u{2026}" } else { "" };
-    let first = match changed {
-        1 => format!("1 of {of} predictions changed; {drift}"),
-        _ => format!("{changed} of {of} predictions changed; {drift}"),
-    };
+    let [from, to] = [from, to].map(text);
     format!(
-        "{first}. {}: after \u{201c}{cut}{tail}\u{201d} the full-precision cache says \u{201c}{}\u{201d} by {} in the logits, \
-         this one \u{201c}{}\u{201d} by {}.",
-        if changed == 1 { "It is" } else { "The surest of them" },
-        text(from),
+        "{changed} of {of} predictions changed; {drift}. {} \u{201c}{cut}{tail}\u{201d} the full-precision cache prefers \u{201c}{from}\u{201d} to \
+         \u{201c}{to}\u{201d} by {} logits, this format \u{201c}{to}\u{201d} by {}.",
+        if changed == 1 { "After" } else { "The surest of these: after" },
         digits(reference_margin),
-        text(to),
         digits(margin)
     )
 }
