@@ -33,34 +33,34 @@ pub struct Shown {
     pub tokens: Vec<Vec<u32>>,
 }
 
-/// The most layers and KV heads of a sampled recording.
+/// The most layers and KV heads where not all are shown.
 const SAMPLED: [u32; 2] = [3, 2];
 
-/// The most numbers of K and V of one run in a sampled recording: 256 KiB.
-const SAMPLED_NUMBERS: u32 = 1 << 16;
+/// The most tokens of a prompt that are shown: more columns could not be told apart.
+const SHOWN_TOKENS: u32 = 128;
+
+/// The most numbers of K and V of one run, about: 256 KiB.
+const SHOWN_NUMBERS: u32 = 1 << 16;
 
 impl Shown {
-    /// Everything, where the prompts of so many tokens are short; else a sample: layers and heads evenly spaced, with the
-    /// first and the last, and as many tokens as fit, half at the beginning and half at the end of each prompt.
+    /// Everything, where the model is small and the prompts of so many tokens are short; else a sample: layers and heads
+    /// evenly spaced, with the first and the last, and as many tokens as fit, half at the beginning and half at the end of each
+    /// prompt.
     pub fn of(config: &Config, prompts: &[u32]) -> Shown {
         let all = |count: u32| (0..count).collect::<Vec<_>>();
-        let numbers = |layers: u32, heads: u32| 2 * layers * heads * config.head_dim;
+        let count = prompts.len().max(1) as u32;
+        // Whole eights at either end, so that short groups are seen whole.
+        let fits = |layers: u32, heads: u32| {
+            let row = u64::from(layers) * u64::from(heads) * u64::from(2 * config.head_dim * count);
+            (u64::from(SHOWN_NUMBERS) / row.max(1) / 16 * 16).clamp(16, u64::from(SHOWN_TOKENS)) as u32
+        };
         let longest = prompts.iter().copied().max().unwrap_or(0);
-        let tokens: u32 = prompts.iter().sum();
-        if u64::from(numbers(config.blocks, config.kv_heads)) * u64::from(tokens)
-            <= u64::from(SAMPLED_NUMBERS)
-        {
-            return Shown {
-                layers: all(config.blocks),
-                heads: all(config.kv_heads),
-                tokens: prompts.iter().map(|&count| all(count)).collect(),
-            };
-        }
-        let layers = spaced(config.blocks, SAMPLED[0]);
-        let heads = spaced(config.kv_heads, SAMPLED[1]);
-        let row = numbers(layers.len() as u32, heads.len() as u32) * prompts.len().max(1) as u32;
-        // Whole eights, so that short groups are seen whole.
-        let most = (SAMPLED_NUMBERS / row.max(1) / 16 * 16).clamp(16, longest.max(16));
+        let whole = fits(config.blocks, config.kv_heads);
+        let (layers, heads) = match longest.min(SHOWN_TOKENS) <= whole {
+            true => (all(config.blocks), all(config.kv_heads)),
+            false => (spaced(config.blocks, SAMPLED[0]), spaced(config.kv_heads, SAMPLED[1])),
+        };
+        let most = fits(layers.len() as u32, heads.len() as u32);
         let ends = |count: u32| match count <= most {
             true => all(count),
             false => (0..most / 2).chain(count - most / 2..count).collect(),
@@ -124,9 +124,14 @@ mod tests {
         assert_eq!((&shown.layers[..], &shown.heads[..]), (&[0, 14, 29][..], &[0, 2][..]));
         assert_eq!(shown.tokens[0].len(), 80);
         assert_eq!((shown.tokens[0][39], shown.tokens[0][40]), (39, 1960));
+        assert_eq!(shown.tokens[0].len() % 16, 0);
         let shown = Shown::of(&config, &[1]);
-        assert_eq!(shown.tokens, [[0]]);
+        assert_eq!((shown.layers.len(), &shown.tokens[..]), (30, &[vec![0]][..]));
         assert_eq!(Shown::of(&config, &[]).tokens.len(), 0);
+        // A small model and a long text: all layers, the ends of the text.
+        (config.blocks, config.kv_heads, config.head_dim) = (2, 1, 8);
+        let shown = Shown::of(&config, &[2000]);
+        assert_eq!((shown.layers.len(), shown.tokens[0].len(), shown.tokens[0][64]), (2, 128, 1936));
         // Wide heads: at least 16 tokens, whatever they take.
         (config.kv_heads, config.head_dim) = (64, 256);
         assert!(Shown::of(&config, &[2000]).tokens[0].len() >= 16);

@@ -62,20 +62,22 @@ impl<'m> Recorder<'m> {
             layers.push(sides);
         }
         if layers.iter().flatten().any(|side| side.waits.is_some()) {
-            self.replay(book.spec().clone(), book.len(done.sequence)?, tokens, &mut layers)?;
+            let (spec, pages) = (book.spec().clone(), book.pages());
+            self.replay(spec, pages, book.len(done.sequence)?, tokens, &mut layers)?;
         }
         Ok(layers)
     }
 
-    /// Appends the rows to a cache of the same kind, step by step, and looks at what waits before each group closes.
+    /// Appends the rows to a cache of the same kind, of the shown layers, step by step, and looks at what waits before each group closes.
     fn replay(
         &self,
         spec: CacheSpec,
+        pages: u32,
         len: u32,
         tokens: &[u32],
         layers: &mut [[StoredSide; 2]],
     ) -> Result<()> {
-        let mut shadow = Shadow::new(self.model, spec)?;
+        let mut shadow = Shadow::new(self.model, of_layers(spec, pages, &self.shown.layers)?)?;
         let mut at = 0;
         // Boundaries of K and V, which are the same in every layer.
         let mut packed = [0; 2];
@@ -90,16 +92,15 @@ impl<'m> Recorder<'m> {
             let quiet = (at + 1..=len).take_while(|&len| !moves(len)).count() as u32;
             let new = quiet.max(1);
             let [first, last] = [at, at + new].map(|token| token as usize);
-            let rows: Vec<_> = self.shown.layers.iter().zip(&self.rows).collect();
-            let new_rows: Vec<_> = rows
-                .iter()
+            let new_rows: Vec<_> = (0..)
+                .zip(&self.rows)
                 .map(|(layer, rows)| {
                     let part = |s: usize| {
                         let row = (class.packed[s].heads * class.packed[s].head_dim) as usize;
                         &rows[s][first * row..last * row]
                     };
                     NewRows {
-                        layer: **layer,
+                        layer,
                         k: part(K),
                         v: part(V),
                     }
@@ -108,7 +109,7 @@ impl<'m> Recorder<'m> {
             shadow.append(new, &new_rows)?;
             at += new;
             let boundaries = after(at);
-            for (sides, &layer) in layers.iter_mut().zip(&self.shown.layers) {
+            for (sides, layer) in layers.iter_mut().zip(0..) {
                 for (s, side) in sides.iter_mut().enumerate().filter(|(_, side)| side.waits.is_some()) {
                     for (token, packed_at) in tokens.iter().zip(&mut side.packed_at) {
                         if *packed_at == NEVER && *token < boundaries[s] {
@@ -116,7 +117,7 @@ impl<'m> Recorder<'m> {
                         }
                     }
                     let waits = |token: &&u32| (boundaries[s]..at).contains(*token);
-                    if quiet > 0 && tokens.iter().any(|token| waits(&token)) {
+                    if tokens.iter().any(|token| waits(&token)) {
                         side.take_waiting(&shadow.pages(layer, s)?, &self.shown.heads, tokens);
                     }
                 }
@@ -125,6 +126,25 @@ impl<'m> Recorder<'m> {
         }
         Ok(())
     }
+}
+
+/// The spec of a cache that has only some of the layers, which are all stored alike.
+fn of_layers(spec: CacheSpec, pages: u32, layers: &[u32]) -> Result<CacheSpec> {
+    let tensor_scales = match spec.tensor_scales {
+        TensorScales::Given(scales) => TensorScales::Given(
+            layers
+                .iter()
+                .filter_map(|&layer| scales.get(layer as usize).copied())
+                .collect(),
+        ),
+        TensorScales::FromRows => TensorScales::FromRows,
+    };
+    CacheSpec {
+        layers: spec.layers.into_iter().take(layers.len()).collect(),
+        tensor_scales,
+        ..spec
+    }
+    .with_pages(pages)
 }
 
 fn tensor_scales(spec: &CacheSpec) -> Vec<[f32; 2]> {

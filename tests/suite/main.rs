@@ -16,6 +16,7 @@ mod lifecycle;
 mod llama;
 mod model_files;
 mod mutations;
+mod report_data;
 mod rows;
 mod serving;
 mod shaders;

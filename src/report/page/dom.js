@@ -46,7 +46,7 @@ function digits(value) {
   if (value === 0) return '0';
   const size = Math.floor(Math.log10(Math.abs(value)));
   const text = size < -5 || size > 6 ? value.toExponential(3) : trimmed(value, Math.max(0, 3 - size));
-  return text.replace('-', '\u2212');
+  return text.replaceAll('-', '\u2212');
 }
 
 function trimmed(value, places) {

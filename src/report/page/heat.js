@@ -13,6 +13,7 @@ function palette() {
   return {
     values: { zero, negative: colour('negative'), positive: colour('positive') },
     errors: { zero, negative: colour('error'), positive: colour('error') },
+    scales: { zero, negative: colour('ink'), positive: colour('ink') },
     wait: css(colour('wait')),
     ink: css(colour('ink')),
     line: css(colour('line')),
@@ -25,7 +26,7 @@ const gaps = (positions) => positions.map((p, i) => i > 0 && p !== positions[i -
 /**
  * A heat map with a title and channel numbers. `draw({ tokens, channels, value, kind, largest, waits, frame, mark })` fills it:
  * value(token, channel) is a number or null, waits(token) says whether the row is in f16, where the map has a band for it; frame is a range of tokens to
- * frame, mark a token to mark. `pick(token)` hears clicks, `point(token, channel)` where the pointer is, or null.
+ * frame, mark a token to mark, flat asks for lower rows. `pick(token)` hears clicks, `point(token, channel)` where the pointer is, or null.
  */
 function heatMap(title, pick, point) {
   const canvas = el('canvas', { role: 'img', 'aria-label': title });
@@ -45,7 +46,7 @@ function heatMap(title, pick, point) {
 
   function draw(what) {
     shown = what;
-    const cell = what.channels <= 8 ? 13 : what.channels <= 32 ? 6 : what.channels <= 64 ? 4 : 3;
+    const cell = Math.max(2, Math.ceil((what.channels <= 8 ? 13 : what.channels <= 32 ? 6 : what.channels <= 64 ? 4 : 3) * (what.flat ? 0.45 : 1)));
     // Above the channels a band says which rows wait.
     const above = what.waits ? 7 : 0;
     const height = what.channels * cell + above;

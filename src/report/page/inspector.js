@@ -58,6 +58,17 @@ function inspected(stored, name, second, token, length, side) {
   return lane;
 }
 
+/** Which numbers share a scale, in words. */
+function scaleSharing(kind) {
+  switch (kind.layout) {
+    case 'per_token': return 'one for each token and head';
+    case 'per_block': return 'one for every 16 channels of a token';
+    case 'per_channel': return `one for each channel over ${kind.group} tokens`;
+    case 'per_tensor': return 'one for the whole layer';
+    default: return 'none';
+  }
+}
+
 function scaleWords(kind) {
   switch (kind.layout) {
     case 'per_token': return 'a scale of this token and head';

@@ -67,3 +67,44 @@ pub fn html(data: &Data) -> io::Result<String> {
     }
     Ok(page + rest)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::drift::{Convention, Device, DriftOptions, Mode};
+    use crate::recording::{layouts_study, tiny_study};
+
+    #[test]
+    fn every_mark_is_filled_and_the_policy_names_the_scripts_own_hash() {
+        let options = DriftOptions {
+            pairs: vec!["int4c(8)/int4".parse().unwrap()],
+            convention: Convention::Packed,
+            mode: Mode::Decode,
+            outlier: 1.0,
+            window: 0,
+        };
+        let study = tiny_study(&Device::Cpu, &options, &mut |_, _, _| {}).unwrap();
+        let (layouts, outliers) = layouts_study(&Device::Cpu, &mut |_, _, _| {}).unwrap();
+        let data = Data::of(&Report {
+            table: Table::Tiny(&study.rows[0]),
+            recording: &study.recording,
+            layouts: &layouts,
+            outliers: &outliers,
+            bench: None,
+            software: false,
+            commit: Some("abc"),
+        });
+        let page = html(&data).unwrap();
+        assert!(!page.contains("{{"));
+        for (open, close, directive) in [("<script>", "</script>", "script-src"), ("<style>", "</style>", "style-src")] {
+            let (_, rest) = page.split_once(open).unwrap();
+            let (inside, _) = rest.split_once(close).unwrap();
+            let hash = STANDARD.encode(Sha256::digest(inside));
+            assert!(page.contains(&format!("{directive} 'sha256-{hash}'")), "{directive}");
+        }
+        assert!(!page.contains("unsafe-inline"));
+        // Nothing is named that lies elsewhere but the name of SVG.
+        let page = page.replace("http://www.w3.org/2000/svg", "");
+        assert!(!page.contains("http:") && !page.contains("https:"));
+    }
+}

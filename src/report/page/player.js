@@ -50,7 +50,11 @@ function makeLane(pair, second) {
     const stored = new Stored(MAIN, run, state.prompt, state.layer, state.head, side);
     const pick = (token) => inspectToken(token);
     const point = (token, channel) => readHeat(lane, stored, side, token, channel);
-    const maps = ['as computed', 'as read back from the cache', 'error'].map((title) => heatMap(`${side === 'k' ? 'K' : 'V'} ${title}`, pick, point));
+    const letter = side === 'k' ? 'K' : 'V';
+    const titles = [`${letter} as computed`, `Scales: ${scaleSharing(stored.kind)}`, `${letter} as read back from the cache`, `${letter} error`];
+    const maps = titles.map((title) => heatMap(title, pick, point));
+    // Numbers without a scale have no map of them.
+    if (stored.kind.layout === 'none') maps[1].figure.hidden = true;
     lane.node.append(el('h4', { text: side === 'k' ? 'Keys (K)' : 'Values (V)' }), ...maps.map((map) => map.figure));
     lane.sides.push({ side, stored, maps });
   }
@@ -83,7 +87,8 @@ function choose() {
     const sides = lanes.map((lane) => lane.sides[i]);
     const value = Math.max(0, ...sides.map(({ stored }) => largestOf((s, t, c) => s.computed(t, c), stored)));
     const error = Math.max(0, ...sides.map(({ stored }) => largestOf((s, t, c) => s.error(t, c, end), stored)));
-    for (const side of sides) Object.assign(side, { largest: value, largestError: $('stretch').value === 'own' ? error : value });
+    const scale = Math.max(0, ...sides.map(({ stored }) => (stored.kind.layout === 'none' ? 0 : largestOf((s, t, c) => s.scale(t, c), stored))));
+    for (const side of sides) Object.assign(side, { largest: value, largestScale: scale, largestError: $('stretch').value === 'own' ? error : value });
   }
   drawTokens();
   $('scrub').max = shownTokens().length;
@@ -139,7 +144,7 @@ function drawStep() {
   const colours = palette();
   for (const lane of lanes) {
     lane.status.textContent = lane.sides.map(({ stored, side }) => sideSummary(stored, side.toUpperCase())).join(' ');
-    for (const { stored, maps, largest, largestError } of lane.sides) {
+    for (const { stored, maps, largest, largestError, largestScale } of lane.sides) {
       const there = (token) => stored.positions[token] < length;
       const common = {
         tokens: count, channels: stored.channels, colours, gaps: gaps(stored.positions), mark: state.step - 1, kind: 'values', largest,
@@ -148,8 +153,10 @@ function drawStep() {
       const waits = (token) => there(token) && !stored.isPacked(token, length);
       const frame = closedNow(stored);
       maps[0].draw({ ...common, value: (t, c) => (there(t) ? stored.computed(t, c) : null) });
-      maps[1].draw({ ...common, waits, frame, value: (t, c) => (there(t) ? stored.read(t, c, length) : null) });
-      maps[2].draw({ ...common, kind: 'errors', largest: largestError, value: (t, c) => (there(t) ? stored.error(t, c, length) : null) });
+      const scaled = (t) => there(t) && stored.isPacked(t, length) && stored.kind.layout !== 'none';
+      maps[1].draw({ ...common, flat: true, kind: 'scales', largest: largestScale, value: (t, c) => (scaled(t) ? stored.scale(t, c) : null) });
+      maps[2].draw({ ...common, waits, frame, value: (t, c) => (there(t) ? stored.read(t, c, length) : null) });
+      maps[3].draw({ ...common, kind: 'errors', largest: largestError, value: (t, c) => (there(t) ? stored.error(t, c, length) : null) });
     }
   }
   drawLegend(colours);
@@ -164,6 +171,7 @@ function drawLegend(colours) {
     if (!side) continue;
     const letter = side.side.toUpperCase();
     parts.push(ramp(colours.values, letter, side.largest, true), ramp(colours.errors, `error of ${letter}`, side.largestError, false));
+    if (side.largestScale > 0) parts.push(ramp(colours.scales, `scales of ${letter}`, side.largestScale, false));
   }
   if (lanes.some((lane) => lane.sides.some(({ stored }) => stored.kind.waits))) {
     parts.push(el('span', { class: 'ramp' }, el('span', { class: 'swatch wait' }), el('span', { text: 'the row waits in f16' })),
