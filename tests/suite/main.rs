@@ -17,6 +17,7 @@ mod llama;
 mod model_files;
 mod mutations;
 mod report_data;
+mod report_page;
 mod rows;
 mod serving;
 mod shaders;

@@ -30,8 +30,13 @@ fn options(pairs: &[&str], mode: Mode, window: u32) -> DriftOptions {
     }
 }
 
+/// How the command measures where nothing is said.
+pub fn tiny_options() -> DriftOptions {
+    options(&TABLE, Mode::Prefill, 0)
+}
+
 /// The data of the tiny model, as the command makes it.
-pub fn data(device: &Device, options: &DriftOptions, bench: Option<BenchData>) -> Data {
+fn data(device: &Device, options: &DriftOptions, bench: Option<BenchData>) -> Data {
     let study = tiny_study(device, options, &mut |_, _, _| {}).unwrap();
     let (layouts, outliers) = layouts_study(device, &mut |_, _, _| {}).unwrap();
     Data::of(&Report {
@@ -66,7 +71,7 @@ fn u32s(data: &Value, field: &Value) -> Vec<u32> {
     bytes(data, field).chunks(width).map(word).collect()
 }
 
-fn f32s(data: &Value, field: &Value) -> Vec<f32> {
+pub fn f32s(data: &Value, field: &Value) -> Vec<f32> {
     u32s(data, field).into_iter().map(f32::from_bits).collect()
 }
 
@@ -77,16 +82,16 @@ fn f64s(data: &Value, field: &Value) -> Vec<f64> {
 }
 
 /// What the reference has of the rows of one layer and prompt after they came one by one, all of them and all heads.
-struct Expected {
+pub struct Expected {
     words: Vec<u32>,
     scales: Vec<u32>,
     waiting: Vec<u32>,
     packed_at: Vec<u32>,
     /// Read back at the end, `[token][head][channel]`.
-    read: Vec<f32>,
+    pub read: Vec<f32>,
 }
 
-fn expected(spec: &CacheSpec, layer: u32, rows: [&[f32]; 2]) -> [Expected; 2] {
+pub fn expected(spec: &CacheSpec, layer: u32, rows: [&[f32]; 2]) -> [Expected; 2] {
     let mut cache = ReferenceCache::new(spec.clone()).unwrap();
     let sequence = cache.book_mut().open();
     let row = (spec.kv_heads * spec.k_head_dim) as usize;
@@ -200,7 +205,7 @@ fn bits_of(token: u32, head: u32, channel: u32) -> [u32; 3] {
 }
 
 /// The spec of a run as it says itself: its pair and its per-tensor scales.
-fn spec_of(options: &DriftOptions, pair: Pair, run: &Value) -> CacheSpec {
+pub fn spec_of(options: &DriftOptions, pair: Pair, run: &Value) -> CacheSpec {
     let scales: Vec<[f32; 2]> = serde_json::from_value(run["tensor_scales"].clone()).unwrap();
     cache_spec(&tiny(1.0).config, pair, options, &scales).unwrap()
 }
@@ -497,7 +502,7 @@ fn the_page_of_the_command_holds_the_same_numbers_and_is_below_2_mb() {
     for format in json["formats"].as_array().unwrap() {
         assert!((2..=4).contains(&format["sentences"].as_array().unwrap().len()), "{format}");
     }
-    let options = options(&TABLE, Mode::Prefill, 0);
+    let options = tiny_options();
     assert!(compare(&json, &options) > 200_000);
     let rows = kvpack::drift::run(&Device::Cpu, &options, &mut |_, _, _| {}).unwrap();
     // Through text too: serde_json reads some f64 an ulp away from what it wrote.
@@ -517,4 +522,47 @@ fn the_sources_of_the_page_are_joined_whole() {
             assert!(page.contains(&std::fs::read_to_string(&file).unwrap()), "{}", file.display());
         }
     }
+}
+
+#[test]
+fn what_cannot_be_is_refused_before_the_work_and_nothing_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &[u8]| std::fs::write(folder.path().join(name), text).unwrap();
+    write("drift.json", b"[{\"pair\": \"int4\"}]");
+    write("half.json", &kvpack_bench()[..300]);
+    write("other.json", String::from_utf8(kvpack_bench()).unwrap().replace("\"schema\": 1", "\"schema\": 9").as_bytes());
+    for (arguments, words) in [
+        (&["--bench", "drift.json"][..], &["drift.json", "kvpack bench --json"][..]),
+        (&["--bench", "half.json"], &["half.json", "kvpack bench --json"]),
+        (&["--bench", "other.json"], &["schema is 9"]),
+        (&["--bench", "missing.json"], &["missing.json"]),
+        (&["--bench", "."], &["benchmark `.`"]),
+        (&["--out", "missing/page.html"], &["missing/page.html", "does not exist"]),
+        (&["--out", "-", "--json", "-"], &["--out -", "--json -"]),
+        (&["--out", "x.html", "--csv", "./x.html"], &["x.html", "one place"]),
+        (&["--pairs", "int3"], &["int3", "int4"]),
+        (&["--outlier", "0"], &["--outlier"]),
+        (&["--text", "drift.json"], &["--model"]),
+        (&["--outlier", "2", "--model", "x"], &["--outlier", "--model"]),
+        (&["--model", "missing.gguf"], &["missing.gguf"]),
+        (&["--window", "4097"], &["4096"]),
+    ] {
+        let output = report(folder.path(), &[&["--device", "cpu"], arguments].concat());
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {message}");
+        for word in words {
+            assert!(message.contains(word), "{arguments:?}: `{word}` is not in {message}");
+        }
+        assert!(output.stdout.is_empty());
+    }
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 3, "something was written");
+    // Only what is asked for: the data alone makes no page.
+    let output = report(folder.path(), &["--device", "cpu", "--pairs", "f16", "--json", "-"]);
+    assert!(output.status.success());
+    let data: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(data["formats"][0]["pair"], "f16");
+    assert!(!folder.path().join("report.html").exists());
+    let output = report(folder.path(), &["--device", "cpu", "--pairs", "f16"]);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "report.html: open it in a browser\n");
+    assert!(folder.path().join("report.html").exists());
 }
