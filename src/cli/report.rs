@@ -144,7 +144,9 @@ impl Args {
             window: self.window,
         };
         let progress = Progress::new();
-        let study = tiny_study(device, &options, &mut |done, of, what| progress.show(done, of, what));
+        let study = tiny_study(device, &options, &mut |done, of, what| {
+            progress.show(done, of, what)
+        });
         progress.finish();
         let study = study?;
         let rows = study.rows.into_iter().next().unwrap_or_default();
@@ -152,7 +154,11 @@ impl Args {
     }
 
     fn trained(&self, path: &Path, device: &Device) -> Result<(Rows, Recording), Failure> {
-        let ids = self.tokens.as_ref().map(|file| read_ids("--tokens", file)).transpose()?;
+        let ids = self
+            .tokens
+            .as_ref()
+            .map(|file| read_ids("--tokens", file))
+            .transpose()?;
         let text = match &self.text {
             Some(file) => read_text("--text", file)?,
             None => TEXT.to_owned(),
@@ -176,8 +182,12 @@ impl Args {
         };
         // Ids without a text of their own, as special tokens, go by their number.
         let text_of = |id: u32| {
-            let text = loaded.tokenizer.as_ref().and_then(|tokenizer| tokenizer.decode(&[id]).ok());
-            text.filter(|text| !text.is_empty()).unwrap_or_else(|| format!("#{id}"))
+            let text = loaded
+                .tokenizer
+                .as_ref()
+                .and_then(|tokenizer| tokenizer.decode(&[id]).ok());
+            text.filter(|text| !text.is_empty())
+                .unwrap_or_else(|| format!("#{id}"))
         };
         let name = path
             .file_name()

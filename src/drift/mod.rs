@@ -36,7 +36,9 @@ pub use damage::{Comparison, Damage, damage};
 #[cfg(feature = "models")]
 pub use layers::LayerDriftRow;
 #[cfg(feature = "models")]
-pub use trained::{KeyRope, TrainedDrift, TrainedDriftOptions, TrainedDriftRow, run_trained, run_trained_watched};
+pub use trained::{
+    KeyRope, TrainedDrift, TrainedDriftOptions, TrainedDriftRow, run_trained, run_trained_watched,
+};
 pub use watch::{Done, Seen, Watch};
 
 use std::sync::Arc;
@@ -222,9 +224,20 @@ pub fn run_watched(
     };
     let f32 = cache_spec(model.config(), Pair::same(Side::F32), options, &[])?;
     let reference = {
-        let spec = Spec { pair: None, cache: f32 };
+        let spec = Spec {
+            pair: None,
+            cache: f32,
+        };
         let mut tick = || tick("f32 reference");
-        measure(model, spec, &prompts, options.mode, None, watch.as_deref_mut(), &mut tick)?
+        measure(
+            model,
+            spec,
+            &prompts,
+            options.mode,
+            None,
+            watch.as_deref_mut(),
+            &mut tick,
+        )?
     };
     finite("the logits of the f32 reference", &reference.logits)?;
     let mut rows = Vec::new();

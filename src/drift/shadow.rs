@@ -60,7 +60,10 @@ impl<'m> Shadow<'m> {
             Cache::Cpu(cache) => cache.live_words(self.sequence, layer, side)?,
             Cache::Gpu(gpu, cache) => gpu.block_on(cache.live_words(self.sequence, layer, side)?)?,
         };
-        Ok(by_page(self.book().held_pages_of(self.sequence, layer, side)?, &words))
+        Ok(by_page(
+            self.book().held_pages_of(self.sequence, layer, side)?,
+            &words,
+        ))
     }
 
     /// Appends rows to some layers, one step for all.

@@ -54,7 +54,8 @@ impl Predictions {
         self.logits.extend(best.iter().map(|&(_, logit)| logit as f32));
         self.log_sum_exp.push(crate::drift::log_sum_exp(logits));
         let kept = top(reference).first().map_or(0, |&(id, _)| id as usize);
-        self.kept_logit.push(logits.get(kept).copied().unwrap_or(0.0) as f32);
+        self.kept_logit
+            .push(logits.get(kept).copied().unwrap_or(0.0) as f32);
     }
 }
 

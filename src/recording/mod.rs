@@ -58,7 +58,10 @@ impl Shown {
         let whole = fits(config.blocks, config.kv_heads);
         let (layers, heads) = match longest.min(SHOWN_TOKENS) <= whole {
             true => (all(config.blocks), all(config.kv_heads)),
-            false => (spaced(config.blocks, SAMPLED[0]), spaced(config.kv_heads, SAMPLED[1])),
+            false => (
+                spaced(config.blocks, SAMPLED[0]),
+                spaced(config.kv_heads, SAMPLED[1]),
+            ),
         };
         let most = fits(layers.len() as u32, heads.len() as u32);
         let ends = |count: u32| match count <= most {
@@ -121,7 +124,10 @@ mod tests {
 
         (config.blocks, config.kv_heads, config.head_dim) = (30, 3, 64);
         let shown = Shown::of(&config, &[2000]);
-        assert_eq!((&shown.layers[..], &shown.heads[..]), (&[0, 14, 29][..], &[0, 2][..]));
+        assert_eq!(
+            (&shown.layers[..], &shown.heads[..]),
+            (&[0, 14, 29][..], &[0, 2][..])
+        );
         assert_eq!(shown.tokens[0].len(), 80);
         assert_eq!((shown.tokens[0][39], shown.tokens[0][40]), (39, 1960));
         assert_eq!(shown.tokens[0].len() % 16, 0);
@@ -131,7 +137,10 @@ mod tests {
         // A small model and a long text: all layers, the ends of the text.
         (config.blocks, config.kv_heads, config.head_dim) = (2, 1, 8);
         let shown = Shown::of(&config, &[2000]);
-        assert_eq!((shown.layers.len(), shown.tokens[0].len(), shown.tokens[0][64]), (2, 128, 1936));
+        assert_eq!(
+            (shown.layers.len(), shown.tokens[0].len(), shown.tokens[0][64]),
+            (2, 128, 1936)
+        );
         // Wide heads: at least 16 tokens, whatever they take.
         (config.kv_heads, config.head_dim) = (64, 256);
         assert!(Shown::of(&config, &[2000]).tokens[0].len() >= 16);

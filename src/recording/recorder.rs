@@ -110,7 +110,11 @@ impl<'m> Recorder<'m> {
             at += new;
             let boundaries = after(at);
             for (sides, layer) in layers.iter_mut().zip(0..) {
-                for (s, side) in sides.iter_mut().enumerate().filter(|(_, side)| side.waits.is_some()) {
+                for (s, side) in sides
+                    .iter_mut()
+                    .enumerate()
+                    .filter(|(_, side)| side.waits.is_some())
+                {
                     for (token, packed_at) in tokens.iter().zip(&mut side.packed_at) {
                         if *packed_at == NEVER && *token < boundaries[s] {
                             *packed_at = at;
@@ -180,9 +184,14 @@ impl Watch for Recorder<'_> {
             return Ok(());
         };
         let vocabulary = self.model.config().vocabulary.max(1) as usize;
-        let rows = seen.reference.chunks(vocabulary).zip(seen.logits.chunks(vocabulary));
+        let rows = seen
+            .reference
+            .chunks(vocabulary)
+            .zip(seen.logits.chunks(vocabulary));
         for (position, (r, q)) in (seen.first_position..).zip(rows) {
-            prompt.error.push(r.iter().zip(q).map(|(r, q)| (r - q).powi(2)).sum());
+            prompt
+                .error
+                .push(r.iter().zip(q).map(|(r, q)| (r - q).powi(2)).sum());
             prompt.power.push(r.iter().map(|r| r.powi(2)).sum());
             prompt.flips.extend(flip(position, r, q));
             if shown.binary_search(&position).is_ok() {

@@ -86,7 +86,10 @@ impl StoredSide {
         heads: &[u32],
         tokens: &[u32],
     ) -> StoredSide {
-        let (d, row) = (packed.head_dim as usize, (packed.heads * packed.head_dim) as usize);
+        let (d, row) = (
+            packed.head_dim as usize,
+            (packed.heads * packed.head_dim) as usize,
+        );
         let of = |token: u32, head: u32| &rows[token as usize * row + head as usize * d..][..d];
         let shown = tokens.len() * heads.len();
         let mut groups: Vec<u32> = Vec::new();
@@ -134,7 +137,9 @@ impl StoredSide {
                 let place = index * heads.len() + h;
                 let n = layout.head_words as usize;
                 for (w, word) in self.words[place * n..][..n].iter_mut().enumerate() {
-                    *word = words[layout.code_at(slot, head, w as u32 * layout.side.element.per_word()).0 as usize];
+                    *word = words[layout
+                        .code_at(slot, head, w as u32 * layout.side.element.per_word())
+                        .0 as usize];
                 }
                 let d = layout.head_dim as usize;
                 let rows = &self.rows[place * d..][..d];
@@ -151,7 +156,8 @@ impl StoredSide {
             }
             let mut scale = |at: usize, head: u32, channel: u32| {
                 if let Some((word, bit)) = layout.scale_at(slot, head, channel) {
-                    self.scales[at] = (words[word as usize] >> bit) & (u32::MAX >> (32 - layout.side.scale.bits()));
+                    self.scales[at] =
+                        (words[word as usize] >> bit) & (u32::MAX >> (32 - layout.side.scale.bits()));
                 }
             };
             let d = layout.head_dim;
@@ -173,7 +179,11 @@ impl StoredSide {
                     let g = self.groups.iter().position(|&g| g == token / group).unwrap_or(0);
                     for (h, &head) in heads.iter().enumerate() {
                         for channel in 0..d {
-                            scale((g * heads.len() + h) * d as usize + channel as usize, head, channel);
+                            scale(
+                                (g * heads.len() + h) * d as usize + channel as usize,
+                                head,
+                                channel,
+                            );
                         }
                     }
                 }
@@ -192,7 +202,9 @@ impl StoredSide {
             for (h, &head) in heads.iter().enumerate() {
                 let to = &mut self.waiting[(index * heads.len() + h) * n..][..n];
                 for (w, word) in to.iter_mut().enumerate() {
-                    *word = words[layout.code_at(slot, head, w as u32 * layout.side.element.per_word()).0 as usize];
+                    *word = words[layout
+                        .code_at(slot, head, w as u32 * layout.side.element.per_word())
+                        .0 as usize];
                 }
             }
         });

@@ -54,7 +54,11 @@ impl Recording {
         text: &dyn Fn(u32) -> String,
     ) -> Recording {
         let mut ids: BTreeSet<u32> = prompts.iter().flatten().copied().collect();
-        for prompt in takes.iter().flat_map(|take| &take.runs).flat_map(|run| &run.prompts) {
+        for prompt in takes
+            .iter()
+            .flat_map(|take| &take.runs)
+            .flat_map(|run| &run.prompts)
+        {
             ids.extend(&prompt.predictions.ids);
             ids.extend(prompt.flips.iter().flat_map(|flip| [flip.from, flip.to]));
         }
@@ -110,7 +114,9 @@ pub fn tiny_study(
     options: &DriftOptions,
     progress: &mut dyn FnMut(u64, u64, &str),
 ) -> Result<TinyStudy> {
-    let others = RECORDED_OUTLIERS.into_iter().filter(|&factor| factor != options.outlier);
+    let others = RECORDED_OUTLIERS
+        .into_iter()
+        .filter(|&factor| factor != options.outlier);
     let factors: Vec<f64> = std::iter::once(options.outlier).chain(others).collect();
     record(device, options, &factors, progress)
 }
@@ -125,7 +131,11 @@ pub fn layouts_study(
     progress: &mut dyn FnMut(u64, u64, &str),
 ) -> Result<(Recording, Vec<OutlierRow>)> {
     let options = DriftOptions {
-        pairs: LAYOUTS.iter().flatten().map(|name| name.parse()).collect::<Result<_>>()?,
+        pairs: LAYOUTS
+            .iter()
+            .flatten()
+            .map(|name| name.parse())
+            .collect::<Result<_>>()?,
         convention: Default::default(),
         mode: Mode::Prefill,
         outlier: 1.0,
@@ -151,7 +161,10 @@ fn record(
     factors: &[f64],
     progress: &mut dyn FnMut(u64, u64, &str),
 ) -> Result<TinyStudy> {
-    let prompts = PROMPTS.iter().map(|prompt| encode(prompt)).collect::<Result<Vec<_>>>()?;
+    let prompts = PROMPTS
+        .iter()
+        .map(|prompt| encode(prompt))
+        .collect::<Result<Vec<_>>>()?;
     let lengths: Vec<u32> = prompts.iter().map(|ids| ids.len() as u32).collect();
     let config = tiny(options.outlier).config;
     let shown = Shown::of(&config, &lengths);
@@ -164,9 +177,19 @@ fn record(
         let model = device.place(tiny(outlier))?;
         let mut recorder = Recorder::new(&model, shown.clone());
         let count = factors.len() as u64;
-        let measured = run_watched(device, &model, &options, Some(&mut recorder), &mut |done, of, what| {
-            progress(number * of + done, count * of, &format!("outlier {outlier}: {what}"));
-        })?;
+        let measured = run_watched(
+            device,
+            &model,
+            &options,
+            Some(&mut recorder),
+            &mut |done, of, what| {
+                progress(
+                    number * of + done,
+                    count * of,
+                    &format!("outlier {outlier}: {what}"),
+                );
+            },
+        )?;
         rows.push(measured);
         takes.push(Take {
             outlier,
@@ -184,8 +207,14 @@ fn record(
 }
 
 fn outlier_row(row: &DriftRow, run: &RecordedRun) -> OutlierRow {
-    let keys = run.prompts.iter().flat_map(|prompt| &prompt.layers).map(|sides| &sides[0]);
-    let loss = keys.flat_map(|side| &side.losses).fold(Loss::default(), |sum, loss| sum.plus(*loss));
+    let keys = run
+        .prompts
+        .iter()
+        .flat_map(|prompt| &prompt.layers)
+        .map(|sides| &sides[0]);
+    let loss = keys
+        .flat_map(|side| &side.losses)
+        .fold(Loss::default(), |sum, loss| sum.plus(*loss));
     OutlierRow {
         outlier: row.outlier,
         pair: row.pair.clone(),

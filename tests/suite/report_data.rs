@@ -18,7 +18,15 @@ use serde_json::Value;
 use crate::common::{gpu, path};
 
 /// Every scale layout, one and several groups, sides that wait on either side, and no scale.
-const PAIRS: [&str; 7] = ["f16", "fp8", "int8", "fp4", "int4c(8)/int4", "int2c/int2", "int8/int4c(16)"];
+const PAIRS: [&str; 7] = [
+    "f16",
+    "fp8",
+    "int8",
+    "fp4",
+    "int4c(8)/int4",
+    "int2c/int2",
+    "int8/int4c(16)",
+];
 
 fn options(pairs: &[&str], mode: Mode, window: u32) -> DriftOptions {
     DriftOptions {
@@ -61,7 +69,10 @@ fn bytes(data: &Value, field: &Value) -> Vec<u8> {
 }
 
 fn u32s(data: &Value, field: &Value) -> Vec<u32> {
-    let width = match data["arrays"][field.as_u64().unwrap() as usize]["type"].as_str().unwrap() {
+    let width = match data["arrays"][field.as_u64().unwrap() as usize]["type"]
+        .as_str()
+        .unwrap()
+    {
         "u8" => 1,
         "u16" => 2,
         "u32" | "f32" => 4,
@@ -78,7 +89,9 @@ pub fn f32s(data: &Value, field: &Value) -> Vec<f32> {
 fn f64s(data: &Value, field: &Value) -> Vec<f64> {
     let chunks = bytes(data, field);
     let chunks = chunks.chunks(8);
-    chunks.map(|chunk| f64::from_le_bytes(chunk.try_into().unwrap())).collect()
+    chunks
+        .map(|chunk| f64::from_le_bytes(chunk.try_into().unwrap()))
+        .collect()
 }
 
 /// What the reference has of the rows of one layer and prompt after they came one by one, all of them and all heads.
@@ -122,8 +135,11 @@ pub fn expected(spec: &CacheSpec, layer: u32, rows: [&[f32]; 2]) -> [Expected; 2
                 for slot in page.live.iter().cloned().flatten() {
                     for head in 0..page.layout.heads {
                         for w in 0..page.layout.head_words {
-                            let word = words[((head * page.layout.head_words + w) * page.layout.tokens + slot) as usize];
-                            waiting[s][((slot * page.layout.heads + head) * page.layout.head_words + w) as usize] = word;
+                            let word = words
+                                [((head * page.layout.head_words + w) * page.layout.tokens + slot) as usize];
+                            waiting[s]
+                                [((slot * page.layout.heads + head) * page.layout.head_words + w) as usize] =
+                                word;
                         }
                     }
                 }
@@ -162,7 +178,8 @@ pub fn expected(spec: &CacheSpec, layer: u32, rows: [&[f32]; 2]) -> [Expected; 2
                     for w in 0..layout.head_words {
                         if !page.pool.waiting {
                             let place = ((slot * heads + head) * layout.head_words + w) as usize;
-                            found.words[place] = words[((head * layout.head_words + w) * layout.tokens + slot) as usize];
+                            found.words[place] =
+                                words[((head * layout.head_words + w) * layout.tokens + slot) as usize];
                         }
                     }
                 }
@@ -179,7 +196,10 @@ pub fn expected(spec: &CacheSpec, layer: u32, rows: [&[f32]; 2]) -> [Expected; 2
         match layout.side.layout {
             ScaleLayout::None | ScaleLayout::PerTensor => {}
             ScaleLayout::PerToken => {
-                found.scales = (0..tokens).flat_map(|t| (0..heads).map(move |h| bits_of(t, h, 0))).map(|[t, h, c]| bits(t, h, c)).collect();
+                found.scales = (0..tokens)
+                    .flat_map(|t| (0..heads).map(move |h| bits_of(t, h, 0)))
+                    .map(|[t, h, c]| bits(t, h, c))
+                    .collect();
             }
             ScaleLayout::PerBlock => {
                 let blocks = heads * d / 16;
@@ -214,12 +234,26 @@ pub fn spec_of(options: &DriftOptions, pair: Pair, run: &Value) -> CacheSpec {
 fn compare(data: &Value, options: &DriftOptions) -> usize {
     let mut compared = 0;
     for recording in data["recordings"].as_array().unwrap() {
-        for run in recording["takes"].as_array().unwrap().iter().flat_map(|take| take["runs"].as_array().unwrap()) {
-            let Some(name) = run["pair"].as_str() else { continue };
+        for run in recording["takes"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .flat_map(|take| take["runs"].as_array().unwrap())
+        {
+            let Some(name) = run["pair"].as_str() else {
+                continue;
+            };
             let pair: Pair = name.parse().unwrap();
             // The layouts are measured without a window.
-            let window = if recording == &data["recordings"][0] { options.window } else { 0 };
-            let options = DriftOptions { window, ..options.clone() };
+            let window = if recording == &data["recordings"][0] {
+                options.window
+            } else {
+                0
+            };
+            let options = DriftOptions {
+                window,
+                ..options.clone()
+            };
             let spec = spec_of(&options, pair, run);
             for prompt in run["prompts"].as_array().unwrap() {
                 for (layer, sides) in (0..).zip(prompt["layers"].as_array().unwrap()) {
@@ -230,7 +264,11 @@ fn compare(data: &Value, options: &DriftOptions) -> usize {
                         let (found, right) = (&sides[side], &expected[s]);
                         assert_eq!(u32s(data, &found["words"]), right.words, "{what}: words");
                         assert_eq!(u32s(data, &found["scales"]), right.scales, "{what}: scales");
-                        assert_eq!(u32s(data, &found["packed_at"]), right.packed_at, "{what}: packed_at");
+                        assert_eq!(
+                            u32s(data, &found["packed_at"]),
+                            right.packed_at,
+                            "{what}: packed_at"
+                        );
                         // A row that was packed in the step in which it came was never seen to wait; the reference looks after
                         // every step too.
                         assert_eq!(u32s(data, &found["waiting"]), right.waiting, "{what}: waiting");
@@ -259,7 +297,10 @@ fn every_code_word_and_scale_of_an_adapter_is_that_of_the_reference() {
     let Some(gpu) = gpu("every_code_word_and_scale_of_an_adapter_is_that_of_the_reference") else {
         return;
     };
-    for (pairs, mode, window) in [(&PAIRS[..], Mode::Prefill, 0), (&["int4c(8)/int4"], Mode::Decode, 5)] {
+    for (pairs, mode, window) in [
+        (&PAIRS[..], Mode::Prefill, 0),
+        (&["int4c(8)/int4"], Mode::Decode, 5),
+    ] {
         let options = options(pairs, mode, window);
         let json = json(&data(&Device::Gpu(gpu.clone()), &options, None));
         assert!(compare(&json, &options) >= 80_000);
@@ -272,7 +313,9 @@ fn a_changed_word_is_found() {
     let mut json = json(&data(&Device::Cpu, &options, None));
     let place = &json["recordings"][0]["takes"][0]["runs"][1]["prompts"][2]["layers"][1]["v"]["words"];
     let place = place.as_u64().unwrap() as usize;
-    let mut words = STANDARD.decode(json["arrays"][place]["data"].as_str().unwrap()).unwrap();
+    let mut words = STANDARD
+        .decode(json["arrays"][place]["data"].as_str().unwrap())
+        .unwrap();
     words[37] ^= 1;
     json["arrays"][place]["data"] = STANDARD.encode(words).into();
     let found = std::panic::catch_unwind(|| compare(&json, &options));
@@ -325,7 +368,12 @@ fn rows_predictions_and_drift_are_those_of_the_model() {
                 let expected = reference_ids[t * 4] as usize;
                 assert_eq!(kept[t], row[expected] as f32);
                 if expected != order[0] {
-                    flipped.push((t as u64, expected as u64, order[0] as u64, row[order[0]] - row[expected]));
+                    flipped.push((
+                        t as u64,
+                        expected as u64,
+                        order[0] as u64,
+                        row[order[0]] - row[expected],
+                    ));
                 }
             }
             let mut listed: Vec<_> = prompt["flips"]
@@ -334,14 +382,22 @@ fn rows_predictions_and_drift_are_those_of_the_model() {
                 .iter()
                 .map(|flip| {
                     let id = |field: &str| flip[field].as_u64().unwrap();
-                    (id("position"), id("from"), id("to"), flip["margin"].as_f64().unwrap())
+                    (
+                        id("position"),
+                        id("from"),
+                        id("to"),
+                        flip["margin"].as_f64().unwrap(),
+                    )
                 })
                 .collect();
             listed.sort_by_key(|flip| flip.0);
             assert_eq!(listed.len(), flipped.len());
             for (a, b) in listed.iter().zip(&flipped) {
                 // serde_json reads some f64 an ulp away from what it wrote.
-                assert!((a.0, a.1, a.2) == (b.0, b.1, b.2) && (a.3 - b.3).abs() <= 1e-15, "{a:?} {b:?}");
+                assert!(
+                    (a.0, a.1, a.2) == (b.0, b.1, b.2) && (a.3 - b.3).abs() <= 1e-15,
+                    "{a:?} {b:?}"
+                );
             }
             changed += prompt["changed"].as_u64().unwrap();
             error += f64s(&json, &prompt["error"]).iter().sum::<f64>();
@@ -352,7 +408,10 @@ fn rows_predictions_and_drift_are_those_of_the_model() {
         assert_eq!(changed, 128 - row["top1"].as_u64().unwrap());
         let drift = row["logit_drift"].as_f64().unwrap();
         // Summed by token first: f64.
-        assert!(((error / power).sqrt() - drift).abs() <= 1e-12 * drift, "{pair}: {drift}");
+        assert!(
+            ((error / power).sqrt() - drift).abs() <= 1e-12 * drift,
+            "{pair}: {drift}"
+        );
     }
 }
 
@@ -362,7 +421,10 @@ fn keys_under_outliers_are_measured_at_every_factor() {
     let rows = json["outliers"].as_array().unwrap();
     assert_eq!(rows.len(), OUTLIERS.len() * 4);
     let figure = |pair: &str, outlier: f64, field: &str| {
-        let row = rows.iter().find(|row| row["pair"] == pair && row["outlier"] == outlier).unwrap();
+        let row = rows
+            .iter()
+            .find(|row| row["pair"] == pair && row["outlier"] == outlier)
+            .unwrap();
         row[field].as_f64().unwrap()
     };
     for [token, channel] in LAYOUTS {
@@ -371,8 +433,14 @@ fn keys_under_outliers_are_measured_at_every_factor() {
         assert!(figure(token, 64.0, "k_zeroed") > 2.0 * figure(token, 1.0, "k_zeroed"));
         let at_one = figure(channel, 1.0, "logit_drift");
         for outlier in OUTLIERS {
-            assert!((figure(channel, outlier, "logit_drift") - at_one).abs() <= 1e-9 * at_one, "{channel} {outlier}");
-            assert_eq!(figure(channel, outlier, "k_zeroed"), figure(channel, 1.0, "k_zeroed"));
+            assert!(
+                (figure(channel, outlier, "logit_drift") - at_one).abs() <= 1e-9 * at_one,
+                "{channel} {outlier}"
+            );
+            assert_eq!(
+                figure(channel, outlier, "k_zeroed"),
+                figure(channel, 1.0, "k_zeroed")
+            );
         }
     }
     // As the command measures them, whatever the mode of the table is.
@@ -384,6 +452,66 @@ fn keys_under_outliers_are_measured_at_every_factor() {
     assert_eq!(figure("int4", 16.0, "logit_drift"), row.logit_drift);
 }
 
+#[test]
+fn the_sentences_say_what_was_measured() {
+    let pairs = ["f32", "fp8", "int4", "int2c/int2", "int4c(64)"];
+    let json = json(&data(&Device::Cpu, &options(&pairs, Mode::Prefill, 0), None));
+    for (number, format) in json["formats"].as_array().unwrap().iter().enumerate() {
+        let text: Vec<&str> = format["sentences"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|s| s.as_str().unwrap())
+            .collect();
+        let text = text.join(" ");
+        let row = &json["table"][number];
+        let changed = 128 - row["top1"].as_u64().unwrap();
+        let words = match changed {
+            0 => "All 128 predictions are those of the full-precision cache".to_owned(),
+            n => format!("{n} of 128 predictions changed"),
+        };
+        assert!(text.contains(&words), "{text}");
+        let options = options(&pairs, Mode::Prefill, 0);
+        let run = &json["recordings"][0]["takes"][0]["runs"][number + 1];
+        let spec = spec_of(&options, options.pairs[number], run);
+        let mut counts = [[0_u32; 2]; 2];
+        for prompt in run["prompts"].as_array().unwrap() {
+            for (layer, sides) in (0..).zip(prompt["layers"].as_array().unwrap()) {
+                let rows = ["k", "v"].map(|side| f32s(&json, &sides[side]["rows"]));
+                let expected = expected(&spec, layer, [&rows[K], &rows[V]]);
+                for s in [K, V] {
+                    for (x, y) in rows[s].iter().zip(&expected[s].read).filter(|(x, _)| **x != 0.0) {
+                        counts[s][0] += u32::from(*x != 0.0);
+                        counts[s][1] += u32::from(*y == 0.0);
+                    }
+                }
+            }
+        }
+        for (s, name) in [(K, "keys"), (V, "values")] {
+            let share = f64::from(counts[s][1]) / f64::from(counts[s][0]) * 100.0;
+            match counts[s][1] {
+                0 => assert!(!text.contains("vanish"), "{text}"),
+                _ if share < 9.95 => assert!(
+                    text.contains(&format!("{share:.1} % of the {name}")),
+                    "{share} {text}"
+                ),
+                _ => assert!(
+                    text.contains(&format!("{share:.0} % of the {name}")),
+                    "{share} {text}"
+                ),
+            }
+        }
+        let never =
+            text.contains("The keys were never packed") && text.contains("The values were never packed");
+        assert_eq!(never, format["pair"] == "int4c(64)", "{text}");
+        assert_eq!(
+            text.contains("Nothing is lost"),
+            format["pair"] == "f32",
+            "{text}"
+        );
+    }
+}
+
 // ---- the schema ------------------------------------------------------------------------------------------------------
 
 /// The paths of all values that are no objects or lists, as the schema writes them.
@@ -391,9 +519,14 @@ fn paths(value: &Value, at: &str, found: &mut BTreeSet<String>) {
     match value {
         Value::Object(fields) => {
             for (name, field) in fields {
-                let open = ["table[]", "layers[]", "bench", "recordings[].texts"].contains(&at) || at.starts_with("bench.");
+                let open = ["table[]", "layers[]", "bench", "recordings[].texts"].contains(&at)
+                    || at.starts_with("bench.");
                 let name = if open { "*" } else { name };
-                let below = if at.is_empty() { name.to_owned() } else { format!("{at}.{name}") };
+                let below = if at.is_empty() {
+                    name.to_owned()
+                } else {
+                    format!("{at}.{name}")
+                };
                 if open {
                     found.insert(below);
                 } else {
@@ -423,11 +556,22 @@ fn the_schema_names_every_field_and_no_other() {
     let bench = kvpack_bench();
     let bench = BenchData::parse("example", &bench).unwrap();
     let mut found = BTreeSet::new();
-    paths(&json(&data(&Device::Cpu, &options(&PAIRS, Mode::Prefill, 0), Some(bench))), "", &mut found);
+    paths(
+        &json(&data(
+            &Device::Cpu,
+            &options(&PAIRS, Mode::Prefill, 0),
+            Some(bench),
+        )),
+        "",
+        &mut found,
+    );
     // Both sides have the fields of K.
     let found: BTreeSet<String> = found
         .into_iter()
-        .map(|path| path.replace("layers[].v.", "layers[].k.").replace("runs[].v.", "runs[].k."))
+        .map(|path| {
+            path.replace("layers[].v.", "layers[].k.")
+                .replace("runs[].v.", "runs[].k.")
+        })
         .collect();
     let mut named: BTreeSet<String> = SCHEMA_TEXT
         .split('`')
@@ -478,29 +622,53 @@ pub fn kvpack_bench() -> Vec<u8> {
 pub fn report(folder: &std::path::Path, arguments: &[&str]) -> std::process::Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kvpack"));
     command.current_dir(folder).arg("report").args(arguments);
-    command.env("XDG_RUNTIME_DIR", std::env::temp_dir()).env("KVPACK_TUNING", "");
+    command
+        .env("XDG_RUNTIME_DIR", std::env::temp_dir())
+        .env("KVPACK_TUNING", "");
     command.output().unwrap()
 }
 
 /// The data inside a page.
 pub fn data_of(page: &str) -> Value {
-    let (_, rest) = page.split_once(r#"<script type="application/json" id="data">"#).unwrap();
+    let (_, rest) = page
+        .split_once(r#"<script type="application/json" id="data">"#)
+        .unwrap();
     serde_json::from_str(rest.split_once("</script>").unwrap().0).unwrap()
 }
 
 #[test]
 fn the_page_of_the_command_holds_the_same_numbers_and_is_below_2_mb() {
     let folder = tempfile::tempdir().unwrap();
-    let output = report(folder.path(), &["--device", "cpu", "--json", "data.json", "--csv", "rows.csv", "--out", "page.html"]);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let output = report(
+        folder.path(),
+        &[
+            "--device",
+            "cpu",
+            "--json",
+            "data.json",
+            "--csv",
+            "rows.csv",
+            "--out",
+            "page.html",
+        ],
+    );
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     let page = std::fs::read_to_string(folder.path().join("page.html")).unwrap();
     assert!(page.len() < 2_000_000, "{} bytes", page.len());
     let json = data_of(&page);
-    let alone: Value = serde_json::from_slice(&std::fs::read(folder.path().join("data.json")).unwrap()).unwrap();
+    let alone: Value =
+        serde_json::from_slice(&std::fs::read(folder.path().join("data.json")).unwrap()).unwrap();
     assert_eq!(json, alone);
     assert_eq!(json["formats"].as_array().unwrap().len(), TABLE.len());
     for format in json["formats"].as_array().unwrap() {
-        assert!((2..=4).contains(&format["sentences"].as_array().unwrap().len()), "{format}");
+        assert!(
+            (2..=4).contains(&format["sentences"].as_array().unwrap().len()),
+            "{format}"
+        );
     }
     let options = tiny_options();
     assert!(compare(&json, &options) > 200_000);
@@ -509,7 +677,10 @@ fn the_page_of_the_command_holds_the_same_numbers_and_is_below_2_mb() {
     let rows: Value = serde_json::from_str(&serde_json::to_string(&rows).unwrap()).unwrap();
     assert_eq!(json["table"], rows);
     let csv = std::fs::read_to_string(folder.path().join("rows.csv")).unwrap();
-    assert!(csv.starts_with("pair,bits_per_number") && csv.lines().count() == 9, "{csv}");
+    assert!(
+        csv.starts_with("pair,bits_per_number") && csv.lines().count() == 9,
+        "{csv}"
+    );
 }
 
 #[test]
@@ -518,8 +689,15 @@ fn the_sources_of_the_page_are_joined_whole() {
     let folder = path("src/report/page");
     for entry in std::fs::read_dir(folder).unwrap() {
         let file = entry.unwrap().path();
-        if file.extension().is_some_and(|ending| ending == "js" || ending == "css") {
-            assert!(page.contains(&std::fs::read_to_string(&file).unwrap()), "{}", file.display());
+        if file
+            .extension()
+            .is_some_and(|ending| ending == "js" || ending == "css")
+        {
+            assert!(
+                page.contains(&std::fs::read_to_string(&file).unwrap()),
+                "{}",
+                file.display()
+            );
         }
     }
 }
@@ -530,16 +708,31 @@ fn what_cannot_be_is_refused_before_the_work_and_nothing_is_written() {
     let write = |name: &str, text: &[u8]| std::fs::write(folder.path().join(name), text).unwrap();
     write("drift.json", b"[{\"pair\": \"int4\"}]");
     write("half.json", &kvpack_bench()[..300]);
-    write("other.json", String::from_utf8(kvpack_bench()).unwrap().replace("\"schema\": 1", "\"schema\": 9").as_bytes());
+    write(
+        "other.json",
+        String::from_utf8(kvpack_bench())
+            .unwrap()
+            .replace("\"schema\": 1", "\"schema\": 9")
+            .as_bytes(),
+    );
     for (arguments, words) in [
-        (&["--bench", "drift.json"][..], &["drift.json", "kvpack bench --json"][..]),
+        (
+            &["--bench", "drift.json"][..],
+            &["drift.json", "kvpack bench --json"][..],
+        ),
         (&["--bench", "half.json"], &["half.json", "kvpack bench --json"]),
         (&["--bench", "other.json"], &["schema is 9"]),
         (&["--bench", "missing.json"], &["missing.json"]),
         (&["--bench", "."], &["benchmark `.`"]),
-        (&["--out", "missing/page.html"], &["missing/page.html", "does not exist"]),
+        (
+            &["--out", "missing/page.html"],
+            &["missing/page.html", "does not exist"],
+        ),
         (&["--out", "-", "--json", "-"], &["--out -", "--json -"]),
-        (&["--out", "x.html", "--csv", "./x.html"], &["x.html", "one place"]),
+        (
+            &["--out", "x.html", "--csv", "./x.html"],
+            &["x.html", "one place"],
+        ),
         (&["--pairs", "int3"], &["int3", "int4"]),
         (&["--outlier", "0"], &["--outlier"]),
         (&["--text", "drift.json"], &["--model"]),
@@ -551,18 +744,31 @@ fn what_cannot_be_is_refused_before_the_work_and_nothing_is_written() {
         let message = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {message}");
         for word in words {
-            assert!(message.contains(word), "{arguments:?}: `{word}` is not in {message}");
+            assert!(
+                message.contains(word),
+                "{arguments:?}: `{word}` is not in {message}"
+            );
         }
         assert!(output.stdout.is_empty());
     }
-    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 3, "something was written");
+    assert_eq!(
+        std::fs::read_dir(folder.path()).unwrap().count(),
+        3,
+        "something was written"
+    );
     // Only what is asked for: the data alone makes no page.
-    let output = report(folder.path(), &["--device", "cpu", "--pairs", "f16", "--json", "-"]);
+    let output = report(
+        folder.path(),
+        &["--device", "cpu", "--pairs", "f16", "--json", "-"],
+    );
     assert!(output.status.success());
     let data: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(data["formats"][0]["pair"], "f16");
     assert!(!folder.path().join("report.html").exists());
     let output = report(folder.path(), &["--device", "cpu", "--pairs", "f16"]);
-    assert_eq!(String::from_utf8_lossy(&output.stdout), "report.html: open it in a browser\n");
+    assert_eq!(
+        String::from_utf8_lossy(&output.stdout),
+        "report.html: open it in a browser\n"
+    );
     assert!(folder.path().join("report.html").exists());
 }

@@ -20,7 +20,11 @@ fn check_with(what: &str, page: &Path) -> (i32, String, String) {
         .output()
         .unwrap_or_else(|e| panic!("node cannot be started ({e}). Run: apt-get install -y nodejs npm"));
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    (run.status.code().unwrap_or(-1), text(&run.stdout), text(&run.stderr))
+    (
+        run.status.code().unwrap_or(-1),
+        text(&run.stdout),
+        text(&run.stderr),
+    )
 }
 
 /// A check that must find no fault: what it printed.
@@ -37,8 +41,15 @@ fn tiny_page() -> &'static Path {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("report");
         fs::create_dir_all(&folder).unwrap();
         fs::write(folder.join("bench.json"), kvpack_bench()).unwrap();
-        let output = report(&folder, &["--device", "cpu", "--bench", "bench.json", "--out", "tiny.html"]);
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let output = report(
+            &folder,
+            &["--device", "cpu", "--bench", "bench.json", "--out", "tiny.html"],
+        );
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         folder.join("tiny.html")
     })
 }
@@ -79,17 +90,55 @@ fn spoilt(name: &str, from: &str, to: &str) -> PathBuf {
 fn the_checks_can_fail() {
     for (what, from, to, words) in [
         ("looks", "--soft: #565d69", "--soft: #b0b0b0", "contrast"),
-        ("looks", "overflow-x: auto; border-block", "border-block", "wide in a window"),
-        ("looks", "<label>Layer <select", "<label><select aria-label='' ", "axe: "),
-        ("looks", "h2 { font-size: clamp", "h2 { margin-bottom: -2rem !important; font-size: clamp", "covers"),
-        ("plays", "go(state.step + 1);\n    if", "go(state.step + (state.step < 9 ? 1 : 0));\n    if", "it stopped at 9"),
-        ("mouse", "id: 'factor', min", "id: 'factor', disabled: true, min", "factor"),
-        ("keys", "class: `point${side}`, tabindex: 0", "class: `point${side}`, tabindex: -1", "point"),
-        ("inert", "node.textContent = value", "node.innerHTML = `<b>${value}</b>`", "elements came from texts"),
+        (
+            "looks",
+            "overflow-x: auto; border-block",
+            "border-block",
+            "wide in a window",
+        ),
+        (
+            "looks",
+            "<label>Layer <select",
+            "<label><select aria-label='' ",
+            "axe: ",
+        ),
+        (
+            "looks",
+            "h2 { font-size: clamp",
+            "h2 { margin-bottom: -2rem !important; font-size: clamp",
+            "covers",
+        ),
+        (
+            "plays",
+            "go(state.step + 1);\n    if",
+            "go(state.step + (state.step < 9 ? 1 : 0));\n    if",
+            "it stopped at 9",
+        ),
+        (
+            "mouse",
+            "id: 'factor', min",
+            "id: 'factor', disabled: true, min",
+            "factor",
+        ),
+        (
+            "keys",
+            "class: `point${side}`, tabindex: 0",
+            "class: `point${side}`, tabindex: -1",
+            "point",
+        ),
+        (
+            "inert",
+            "node.textContent = value",
+            "node.innerHTML = `<b>${value}</b>`",
+            "elements came from texts",
+        ),
     ] {
         let page = spoilt("spoilt.html", from, to);
         let (code, _, faults) = check_with(what, &page);
-        assert!(code == 1 && faults.contains(words), "{what} {from}: {code} {faults}");
+        assert!(
+            code == 1 && faults.contains(words),
+            "{what} {from}: {code} {faults}"
+        );
     }
     // A changed script does not run at all under the policy.
     let page = fs::read_to_string(tiny_page()).unwrap();
@@ -114,9 +163,18 @@ fn shown_numbers_are_those_of_the_reference() {
     for at in found.chunks(8) {
         let first = &at[0];
         let takes = data["recordings"][0]["takes"].as_array().unwrap();
-        let take = takes.iter().find(|take| take["outlier"] == first["outlier"]).unwrap();
-        let run = take["runs"].as_array().unwrap().iter().find(|run| run["pair"] == first["pair"]).unwrap();
-        let [prompt, layer, head, token] = ["prompt", "layer", "head", "token"].map(|field| number(&first[field]) as usize);
+        let take = takes
+            .iter()
+            .find(|take| take["outlier"] == first["outlier"])
+            .unwrap();
+        let run = take["runs"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|run| run["pair"] == first["pair"])
+            .unwrap();
+        let [prompt, layer, head, token] =
+            ["prompt", "layer", "head", "token"].map(|field| number(&first[field]) as usize);
         let sides = &run["prompts"][prompt]["layers"][layer];
         let rows = ["k", "v"].map(|side| f32s(&data, &sides[side]["rows"]));
         let pair = first["pair"].as_str().unwrap().parse().unwrap();
@@ -127,7 +185,11 @@ fn shown_numbers_are_those_of_the_reference() {
             let (read, computed) = (f64::from(expected.read[place]), f64::from(rows[side][place]));
             assert_eq!(number(&shown["channel"]) as usize, channel);
             assert_eq!(bits(&shown["read"]).to_bits(), read.to_bits(), "{shown}");
-            assert_eq!(bits(&shown["error"]).to_bits(), (read - computed).to_bits(), "{shown}");
+            assert_eq!(
+                bits(&shown["error"]).to_bits(),
+                (read - computed).to_bits(),
+                "{shown}"
+            );
             assert_eq!(shown["shown"], true, "{shown}");
         }
     }
@@ -157,7 +219,10 @@ const HOSTILE: [&str; 14] = [
 /// 2 KV heads of 16, 2048 positions.
 fn write_model(folder: &Path) {
     let vocabulary = 8 + HOSTILE.len() as u64;
-    let mut shapes = vec![("model.embed_tokens".to_owned(), vec![vocabulary, 32]), ("model.norm".to_owned(), vec![32])];
+    let mut shapes = vec![
+        ("model.embed_tokens".to_owned(), vec![vocabulary, 32]),
+        ("model.norm".to_owned(), vec![32]),
+    ];
     for layer in 0..4 {
         for (part, shape) in [
             ("input_layernorm", vec![32]),
@@ -200,7 +265,10 @@ fn write_model(folder: &Path) {
     fs::write(folder.join("config.json"), config).unwrap();
     let letters = ('a'..='h').map(String::from);
     let words: Vec<String> = letters.chain(HOSTILE.map(str::to_owned)).collect();
-    let vocab: serde_json::Map<String, Value> = (0..).zip(&words).map(|(id, word)| (word.clone(), Value::from(id))).collect();
+    let vocab: serde_json::Map<String, Value> = (0..)
+        .zip(&words)
+        .map(|(id, word)| (word.clone(), Value::from(id)))
+        .collect();
     let added: Vec<Value> = (8..)
         .zip(HOSTILE)
         .map(|(id, word)| {
@@ -225,14 +293,29 @@ fn page_of(folder: &Path, text: &str) -> (std::process::Output, PathBuf) {
     let pairs = "f16,int4,int4c(8)/int4,int2";
     let output = report(
         folder,
-        &["--device", "cpu", "--model", ".", "--text", "text.txt", "--pairs", pairs, "--out", "page.html"],
+        &[
+            "--device",
+            "cpu",
+            "--model",
+            ".",
+            "--text",
+            "text.txt",
+            "--pairs",
+            pairs,
+            "--out",
+            "page.html",
+        ],
     );
     (output, folder.join("page.html"))
 }
 
 fn made(folder: &Path, text: &str) -> PathBuf {
     let (output, page) = page_of(folder, text);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     page
 }
 
@@ -249,7 +332,12 @@ fn a_text_of_markup_quotes_and_control_characters_is_inert_and_shown() {
         assert!(texts.values().any(|text| text == word), "{word:?}");
     }
     let found: Value = serde_json::from_str(&check("inert", &page)).unwrap();
-    let tokens: Vec<&str> = found["tokens"].as_array().unwrap().iter().map(|token| token.as_str().unwrap()).collect();
+    let tokens: Vec<&str> = found["tokens"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|token| token.as_str().unwrap())
+        .collect();
     for shown in [
         "</script><script>globalThis.hacked=1</script>",
         "\u{2400}\u{2401}\u{2421}",
@@ -287,7 +375,9 @@ fn a_text_of_one_token_is_a_page_and_an_empty_one_is_refused() {
 #[test]
 fn two_thousand_tokens_are_sampled_which_is_said_and_the_page_stays_quick() {
     let folder = tempfile::tempdir().unwrap();
-    let words: Vec<String> = (0..2000_u32).map(|i| char::from(b'a' + (i * i % 8) as u8).to_string()).collect();
+    let words: Vec<String> = (0..2000_u32)
+        .map(|i| char::from(b'a' + (i * i % 8) as u8).to_string())
+        .collect();
     let page = made(folder.path(), &words.join(" "));
     let text = fs::read_to_string(&page).unwrap();
     assert!(text.len() < 6_000_000, "{}", text.len());
@@ -299,10 +389,16 @@ fn two_thousand_tokens_are_sampled_which_is_said_and_the_page_stays_quick() {
     let found: Value = serde_json::from_str(&check("inert", &page)).unwrap();
     assert_eq!(found["tokens"].as_array().unwrap().len(), shown);
     let sampled = found["sampled"].as_str().unwrap();
-    assert!(sampled.contains("Of 2,000 tokens the first") && sampled.contains("are shown"), "{sampled}");
+    assert!(
+        sampled.contains("Of 2,000 tokens the first") && sampled.contains("are shown"),
+        "{sampled}"
+    );
     let times: Value = serde_json::from_str(&check("quick", &page)).unwrap();
     // On a machine that does other work too; 20 ms on one that does not.
-    assert!(times["step"].as_f64().unwrap() < 250.0 && times["open"].as_f64().unwrap() < 8000.0, "{times}");
+    assert!(
+        times["step"].as_f64().unwrap() < 250.0 && times["open"].as_f64().unwrap() < 8000.0,
+        "{times}"
+    );
     check("looks", &page);
     check("keys", &page);
 }

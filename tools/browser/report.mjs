@@ -201,6 +201,13 @@ async function changes(page, what, act) {
 
 const SELECTS = ['format', 'other', 'prompt', 'layer', 'head', 'outlier', 'speed', 'stretch', 'inspect', 'side', 'layout-bits'];
 
+/** Whether a choice has nothing to choose from; then it must be off. */
+async function single(page, id) {
+  const [count, off] = await page.$eval(`#${id}`, (select) => [select.options.length, select.disabled]);
+  demand((count < 2) === off, `${id} has ${count} choices and is ${off ? 'off' : 'on'}`);
+  return count < 2;
+}
+
 async function mouse(browser, file) {
   await opened(browser, file, {}, async (page) => {
     for (const theme of ['light', 'dark', 'system']) {
@@ -234,6 +241,7 @@ async function mouse(browser, file) {
     const scrub = await page.locator('#scrub').boundingBox();
     await changes(page, 'the scrubber', () => page.mouse.click(scrub.x + scrub.width * 0.4, scrub.y + scrub.height / 2));
     for (const id of SELECTS) {
+      if (await single(page, id)) continue;
       for (const value of await page.$$eval(`#${id} option`, (all) => all.filter((option) => !option.selected).slice(0, 2).map((option) => option.value))) {
         await changes(page, `${id} ${value}`, () => page.selectOption(`#${id}`, value));
       }
@@ -309,6 +317,7 @@ async function keys(browser, file) {
     demand(await page.textContent('#play') === 'Play', 'Enter on Pause does not pause');
     await press('last', 'Enter');
     for (const id of SELECTS) {
+      if (await single(page, id)) continue;
       // Up where it stands at the last.
       const last = await page.$eval(`#${id}`, (select) => select.selectedIndex === select.options.length - 1);
       await changes(page, id, () => press(id, last ? 'ArrowUp' : 'ArrowDown'));

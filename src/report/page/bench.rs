@@ -112,7 +112,10 @@ mod tests {
             let error = BenchData::parse("b.json", text.replacen(from, to, 1).as_bytes()).unwrap_err();
             assert!(matches!(error, Error::Usage { .. }));
             let message = error.to_string();
-            assert!(message.contains("b.json") && message.contains(reason), "{message}");
+            assert!(
+                message.contains("b.json") && message.contains(reason),
+                "{message}"
+            );
         }
         for other in ["", "[]", "{}", "null", "\u{0}"] {
             assert!(BenchData::parse("x", other.as_bytes()).is_err(), "{other}");
@@ -120,6 +123,11 @@ mod tests {
         let mut empty = examples::bench();
         empty.rows.clear();
         let bytes = bench::to_json(&empty).unwrap();
-        assert!(BenchData::parse("x", &bytes).unwrap_err().to_string().contains("no rows"));
+        assert!(
+            BenchData::parse("x", &bytes)
+                .unwrap_err()
+                .to_string()
+                .contains("no rows")
+        );
     }
 }

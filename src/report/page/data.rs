@@ -227,7 +227,10 @@ impl Arrays {
     fn narrow(&mut self, values: &[u32], bits: u32) -> usize {
         match bits {
             8 => self.add("u8", values.iter().map(|&v| v as u8).collect()),
-            16 => self.add("u16", values.iter().flat_map(|&v| (v as u16).to_le_bytes()).collect()),
+            16 => self.add(
+                "u16",
+                values.iter().flat_map(|&v| (v as u16).to_le_bytes()).collect(),
+            ),
             _ => self.u32(values),
         }
     }
@@ -272,7 +275,9 @@ impl Data {
 }
 
 fn values<T: Serialize>(rows: &[T]) -> Vec<Value> {
-    rows.iter().filter_map(|row| serde_json::to_value(row).ok()).collect()
+    rows.iter()
+        .filter_map(|row| serde_json::to_value(row).ok())
+        .collect()
 }
 
 fn measured(report: &Report<'_>) -> Measured {
@@ -361,7 +366,11 @@ fn recorded(recording: &Recording, arrays: &mut Arrays) -> RecordingData {
             .iter()
             .map(|take| TakeData {
                 outlier: take.outlier,
-                runs: take.runs.iter().map(|run| run_data(run, config.vocabulary, arrays)).collect(),
+                runs: take
+                    .runs
+                    .iter()
+                    .map(|run| run_data(run, config.vocabulary, arrays))
+                    .collect(),
             })
             .collect(),
     }

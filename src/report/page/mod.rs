@@ -96,11 +96,17 @@ mod tests {
         });
         let page = html(&data).unwrap();
         assert!(!page.contains("{{"));
-        for (open, close, directive) in [("<script>", "</script>", "script-src"), ("<style>", "</style>", "style-src")] {
+        for (open, close, directive) in [
+            ("<script>", "</script>", "script-src"),
+            ("<style>", "</style>", "style-src"),
+        ] {
             let (_, rest) = page.split_once(open).unwrap();
             let (inside, _) = rest.split_once(close).unwrap();
             let hash = STANDARD.encode(Sha256::digest(inside));
-            assert!(page.contains(&format!("{directive} 'sha256-{hash}'")), "{directive}");
+            assert!(
+                page.contains(&format!("{directive} 'sha256-{hash}'")),
+                "{directive}"
+            );
         }
         assert!(!page.contains("unsafe-inline"));
         // Nothing is named that lies elsewhere but the name of SVG.

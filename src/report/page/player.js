@@ -305,7 +305,7 @@ function startPlayer() {
       play();
     }
   });
-  const first = 'Each column is a token, each row a channel of the chosen head: on top what the model computed, below it what the cache gives back, then how far '
+  const first = 'Each column is a token, each row a channel of the chosen head: on top what the model computed, below it the scales in grey, what the cache gives back, and how far '
     + 'that is off. Formats whose scales run over tokens keep rows in f16 until a group is full; then the group is packed at once. ';
   $('watch-intro').textContent = first + (DATA.measured.mode === 'prefill'
     ? 'In this run each prompt went into the cache at once, so every prediction read packed rows already; the rows are shown in the order in which they would come one by one, which ends in the same bytes.'

@@ -94,7 +94,7 @@ fn stored_as(page: &PageLayout) -> String {
 fn percent(share: f64) -> String {
     let percent = share * 100.0;
     if percent == 0.0 {
-        "none".to_owned()
+        "0 %".to_owned()
     } else if percent < 0.1 {
         "less than 0.1 %".to_owned()
     } else if percent < 9.95 {
@@ -129,7 +129,11 @@ fn lost(run: &RecordedRun, recording: &Recording) -> Vec<String> {
     let names = ["keys", "values"];
     let (packed, waiting): (Vec<usize>, Vec<usize>) = (0..2).partition(|&s| total(s).numbers > 0);
     let mut sentences = Vec::new();
-    let shares: Vec<_> = packed.iter().map(|&s| (s, total(s))).filter(|(_, t)| t.zeroed > 0).collect();
+    let shares: Vec<_> = packed
+        .iter()
+        .map(|&s| (s, total(s)))
+        .filter(|(_, t)| t.zeroed > 0)
+        .collect();
     let errors: Vec<_> = packed
         .iter()
         .map(|&s| format!("{} by {}", names[s], percent(total(s).relative_error())))
@@ -140,7 +144,11 @@ fn lost(run: &RecordedRun, recording: &Recording) -> Vec<String> {
         true => ", of the rows shown here",
         false => "",
     };
-    if shares.is_empty() && !packed.is_empty() {
+    if !packed.is_empty() && packed.iter().all(|&s| total(s).error == 0.0) {
+        sentences.push(format!(
+            "Nothing is lost: what is read back is what was computed{of_rows}."
+        ));
+    } else if shares.is_empty() && !packed.is_empty() {
         sentences.push(format!(
             "No number that was not 0 became 0; what is read back is off by little: {}{of_rows}.",
             errors.join(", ")
@@ -161,7 +169,10 @@ fn lost(run: &RecordedRun, recording: &Recording) -> Vec<String> {
                 percent(loss.zeroed_share())
             )
         });
-        let most = shares.iter().map(|(_, loss)| loss.zeroed_share()).fold(0.0, f64::max);
+        let most = shares
+            .iter()
+            .map(|(_, loss)| loss.zeroed_share())
+            .fold(0.0, f64::max);
         let how = match most {
             ..0.02 => "A few small numbers vanish",
             ..0.3 => "Small numbers vanish",
@@ -186,8 +197,14 @@ fn lost(run: &RecordedRun, recording: &Recording) -> Vec<String> {
 
 /// Which predictions changed, and by what margin.
 fn changed(figures: &Figures, run: &RecordedRun, recording: &Recording) -> String {
-    let (changed, of) = (figures.predictions - figures.top1.min(figures.predictions), figures.predictions);
-    let drift = format!("logits drift by {}", percent(figures.drift));
+    let (changed, of) = (
+        figures.predictions - figures.top1.min(figures.predictions),
+        figures.predictions,
+    );
+    let drift = match figures.drift == 0.0 {
+        true => "logits do not drift".to_owned(),
+        false => format!("logits drift by {}", percent(figures.drift)),
+    };
     let flips = run.prompts.iter().enumerate();
     let flips = flips.flat_map(|(p, prompt)| prompt.flips.iter().map(move |flip| (p, flip)));
     let widest = flips.max_by(|a, b| a.1.reference_margin.total_cmp(&b.1.reference_margin));
@@ -217,7 +234,11 @@ fn changed(figures: &Figures, run: &RecordedRun, recording: &Recording) -> Strin
     format!(
         "{changed} of {of} predictions changed; {drift}. {} \u{201c}{cut}{tail}\u{201d} the full-precision cache prefers \u{201c}{from}\u{201d} to \
          \u{201c}{to}\u{201d} by {} logits, this format \u{201c}{to}\u{201d} by {}.",
-        if changed == 1 { "After" } else { "The surest of these: after" },
+        if changed == 1 {
+            "After"
+        } else {
+            "The surest of these: after"
+        },
         digits(reference_margin),
         digits(margin)
     )
