@@ -7,7 +7,9 @@ use crate::drift::{Device, DriftOptions, DriftRow, Mode, run_watched};
 #[cfg(feature = "models")]
 use crate::drift::{TrainedDrift, TrainedDriftOptions, run_trained_watched};
 use crate::error::Result;
-use crate::model::{ALPHABET, Config, PROMPTS, Placed, encode, tiny};
+#[cfg(feature = "models")]
+use crate::model::Placed;
+use crate::model::{ALPHABET, Config, PROMPTS, encode, tiny};
 
 /// Outlier factors at which the two layouts of K's scales are compared.
 pub const OUTLIERS: [f64; 7] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0];

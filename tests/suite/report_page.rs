@@ -165,7 +165,7 @@ fn shown_numbers_are_those_of_the_reference() {
         let takes = data["recordings"][0]["takes"].as_array().unwrap();
         let take = takes
             .iter()
-            .find(|take| take["outlier"] == first["outlier"])
+            .find(|take| take["outlier"].as_f64() == first["outlier"].as_f64())
             .unwrap();
         let run = take["runs"]
             .as_array()

@@ -186,7 +186,7 @@ async function plays(browser, file) {
 /** Runs in the page: all that it shows, in short. */
 function shownNow() {
   const pictures = [...document.querySelectorAll('canvas')].map((canvas) => canvas.toDataURL());
-  const text = document.querySelector('main').innerText + document.querySelector('#drift').innerHTML + document.querySelector('#scatter').innerHTML;
+  const text = document.body.innerText + document.querySelector('#drift').innerHTML + document.querySelector('#scatter').innerHTML;
   const chosen = [...document.querySelectorAll('select, input')].map((control) => control.value);
   return JSON.stringify([pictures, text, chosen, getComputedStyle(document.body).backgroundColor]);
 }
@@ -270,7 +270,7 @@ async function mouse(browser, file) {
 async function keys(browser, file) {
   await opened(browser, file, {}, async (page) => {
     // All that can be worked is reached with Tab, in the order of the page, and shows that it has the focus.
-    const wanted = await page.$$eval('button:not(:disabled), select:not(:disabled), input, [tabindex="0"], a[href]', (all) => all.filter((node) => node.checkVisibility()).length);
+    const wanted = await page.$$eval('button:not(:disabled), select:not(:disabled), input, [tabindex="0"], a[href], .point', (all) => all.filter((node) => node.checkVisibility()).length);
     const reached = [];
     for (let i = 0; i < wanted + 5; i++) {
       await page.keyboard.press('Tab');

@@ -63,7 +63,8 @@ class Stored {
     this.waitingWords = array(data.waiting);
     this.packedAt = array(data.packed_at);
     const scales = run.tensor_scales[recording.shown_layers[layer]];
-    this.tensorScale = scales ? scales[side === 'k' ? 0 : 1] : 1;
+    // JSON has the shortest text of an f32; its value is that of the nearest f32.
+    this.tensorScale = scales ? Math.fround(scales[side === 'k' ? 0 : 1]) : 1;
   }
 
   get realHead() {
