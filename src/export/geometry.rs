@@ -184,7 +184,7 @@ mod tests {
         assert_eq!(place(&page, None, 8, 1 << 15), "slot 0, head 0, channel 23, code");
         assert_eq!(place(&page, None, 8, 1 << 16), "slot 0, head 0, padding");
         let said = place(&page, Some((3, 40)), 9, 1);
-        assert_eq!(said, "token 41 of sequence 3, head 0, channel 0, code");
+        assert_eq!(said, "token 41 of sequence 3, head 0, channel 16, code");
         let mut other = Geometry::from(&page);
         other.scale_offset += 4;
         assert!(other.layout().is_err());
