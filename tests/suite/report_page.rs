@@ -89,21 +89,21 @@ fn spoilt(name: &str, from: &str, to: &str) -> PathBuf {
 #[test]
 fn the_checks_can_fail() {
     for (what, from, to, words) in [
-        ("looks", "--soft: #565d69", "--soft: #b0b0b0", "contrast"),
+        ("glance", "--soft: #565d69", "--soft: #b0b0b0", "contrast"),
         (
-            "looks",
+            "glance",
             "overflow-x: auto; border-block",
             "border-block",
             "wide in a window",
         ),
         (
-            "looks",
+            "glance",
             "<label>Layer <select",
             "<label><select aria-label='' ",
             "axe: ",
         ),
         (
-            "looks",
+            "glance",
             "h2 { font-size: clamp",
             "h2 { margin-bottom: -2rem !important; font-size: clamp",
             "covers",
@@ -124,7 +124,7 @@ fn the_checks_can_fail() {
             "keys",
             "class: `point${side}`, tabindex: 0",
             "class: `point${side}`, tabindex: -1",
-            "point",
+            "controls are reached",
         ),
         (
             "inert",
@@ -290,7 +290,11 @@ fn page_of(folder: &Path, text: &str) -> (std::process::Output, PathBuf) {
         write_model(folder);
     }
     fs::write(folder.join("text.txt"), text).unwrap();
-    let pairs = "f16,int4,int4c(8)/int4,int2";
+    // The CPU reference takes its time with long texts.
+    let pairs = match text.len() < 1000 {
+        true => "f16,int4,int4c(8)/int4,int2",
+        false => "int4,int4c(8)/int4",
+    };
     let output = report(
         folder,
         &[

@@ -2,6 +2,7 @@
 //
 //   node tools/browser/report.mjs looks PAGE [DIR]   three widths, both themes: faults of layout, contrast and accessibility;
 //                                                    with DIR a picture of each
+//   node tools/browser/report.mjs glance PAGE        the same at one width in one theme
 //   node tools/browser/report.mjs plays PAGE         plays to the end, with and without reduced motion
 //   node tools/browser/report.mjs mouse PAGE         every control by pointer
 //   node tools/browser/report.mjs keys PAGE          every control by keyboard alone
@@ -119,10 +120,10 @@ function layoutFaults() {
   return { found, texts: leaves.length };
 }
 
-async function looks(browser, file, folder) {
+async function looks(browser, file, folder, widths = WIDTHS, themes = ['light', 'dark']) {
   if (folder) mkdirSync(folder, { recursive: true });
-  for (const width of WIDTHS) {
-    for (const colorScheme of ['light', 'dark']) {
+  for (const width of widths) {
+    for (const colorScheme of themes) {
       await opened(browser, file, { viewport: { width, height: 900 }, colorScheme }, async (page) => {
         const at = `${width} ${colorScheme}`;
         const note = async (when) => {
@@ -162,7 +163,8 @@ async function plays(browser, file) {
       demand(await page.textContent('#play') === 'Pause', 'Play does not turn to Pause');
       const seen = new Set();
       const end = Number(await page.getAttribute('#scrub', 'max'));
-      for (let i = 0; i < 1500 && await page.textContent('#play') === 'Pause'; i++) {
+      const limit = Date.now() + 20_000;
+      while (Date.now() < limit && await page.textContent('#play') === 'Pause') {
         seen.add(Number(await page.inputValue('#scrub')));
         await page.waitForTimeout(20);
       }
@@ -422,7 +424,8 @@ async function quick(browser, file) {
 }
 
 runScript('report.mjs', async ([what, file, folder]) => {
-  const checks = { looks, plays, mouse, keys, numbers, inert, quick };
+  const glance = (browser, file) => looks(browser, file, undefined, [360], ['light']);
+  const checks = { looks, glance, plays, mouse, keys, numbers, inert, quick };
   if (!checks[what] || !file) {
     console.error(`report.mjs: one of ${Object.keys(checks).join(', ')}, then a page`);
     return 2;

@@ -29,7 +29,7 @@ function startLayouts() {
   });
   const figure = el('figure', { class: 'chart', id: 'layout-chart' });
   at.append(el('div', { class: 'two' }, ...cards.map((card) => card.node)),
-    el('p', { class: 'fine', text: 'The maps show codes of the keys of layer 0, head 0 of the first prompt, as shares of the largest code; white is a code of 0.' }),
+    el('p', { class: 'fine', text: 'The maps show codes of the keys of layer 0, head 0 of the first prompt, as shares of the largest code; an empty cell is a code of 0.' }),
     el('h3', { text: 'Drift as the factor grows' }), figure);
 
   function draw() {
