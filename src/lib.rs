@@ -24,6 +24,7 @@
 //! | [`model`] | the tiny transformer and models of the Llama architecture, one forward pass over either backend |
 //! | [`analyze`] | what each format costs in the numbers of given K and V tensors |
 //! | [`drift`] | what a format costs in logits |
+//! | [`recording`] | what a run computed and stored, token by token |
 //! | `generate` | text from a trained model, token by token (feature `models`) |
 //! | [`validate`] | every kernel on an adapter against the reference |
 //! | [`bench`](mod@bench) | how fast decode, append and prefill are, beside the read roof |
@@ -79,6 +80,7 @@ pub mod model;
 mod npy;
 pub mod options;
 pub mod pages;
+pub mod recording;
 pub mod reference;
 #[cfg(feature = "cli")]
 pub mod report;

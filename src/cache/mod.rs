@@ -127,6 +127,7 @@ mod step;
 
 pub use book::Book;
 pub use pool::{BytesInUse, PoolId, PoolState};
+pub(crate) use sequence::by_page;
 pub use sequence::{HeldPage, SequenceId};
 pub use spec::{
     CacheSpec, Class, Costs, Geometry, K, LayerSpec, MAX_LAYERS, MAX_SEQUENCES, MAX_TOKENS, MAX_WAITING,

@@ -64,6 +64,18 @@ impl HeldPage {
     }
 }
 
+/// Cuts the words of some pages, one after the other, page by page.
+pub(crate) fn by_page(pages: Vec<HeldPage>, words: &[u32]) -> Vec<(HeldPage, Vec<u32>)> {
+    let mut rest = words;
+    let mut cut = Vec::new();
+    for page in pages {
+        let (words, after) = rest.split_at(rest.len().min(page.layout.words as usize));
+        cut.push((page, words.to_vec()));
+        rest = after;
+    }
+    cut
+}
+
 /// The pages that a sequence holds.
 pub(super) fn held(sequence: &Sequence) -> impl Iterator<Item = (PoolId, u32)> + '_ {
     let classes = sequence.sides.iter().enumerate();

@@ -188,4 +188,4 @@ impl Args {
 }
 
 /// The text of the expected figures.
-const TEXT: &str = include_str!("../../tests/data/text.txt");
+pub(super) const TEXT: &str = include_str!("../../tests/data/text.txt");

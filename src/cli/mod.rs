@@ -9,6 +9,7 @@ mod info;
 mod model;
 mod output;
 mod plan;
+mod report;
 mod shaders;
 mod tune;
 mod validate;
@@ -41,6 +42,8 @@ enum Command {
     Info(info::Args),
     /// Compute what the KV cache of a model takes in memory by format, and what fits a budget; no GPU is asked
     Plan(plan::Args),
+    /// Record a run of a live transformer, every number of its cache, as a page to watch and to share
+    Report(report::Args),
     /// List the kernels, or write them for another engine: WGSL, SPIR-V, MSL, HLSL or GLSL with a manifest
     Shaders(shaders::Args),
     /// Find the fastest variant of the attention kernel for a shape on an adapter, and keep it for later runs
@@ -90,6 +93,7 @@ pub fn main() -> ExitCode {
         Command::Bench(args) => args.run(),
         Command::Info(args) => args.run(),
         Command::Plan(args) => args.run(),
+        Command::Report(args) => args.run(),
         Command::Shaders(args) => args.run(),
         Command::Tune(args) => args.run(),
         Command::Validate(args) => args.run(),

@@ -76,7 +76,7 @@ pub fn damage(reference: &[f64], run: &[f64], vocabulary: usize) -> Damage {
 }
 
 /// ln of the sum of exp.
-pub(super) fn log_sum_exp(row: &[f64]) -> f64 {
+pub(crate) fn log_sum_exp(row: &[f64]) -> f64 {
     let m = row.iter().fold(f64::NEG_INFINITY, |m, &v| m.max(v));
     m + row.iter().map(|v| (v - m).exp()).sum::<f64>().ln()
 }

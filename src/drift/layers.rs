@@ -2,13 +2,12 @@
 //! packed. No layer sees the errors of those before it, so the figures tell where a format hurts.
 
 use crate::analyze::{self, KvRows, Label, Which};
-use crate::cache::{CacheSpec, K, KvCache, SequenceId, TensorScales, V};
+use crate::cache::{CacheSpec, K, TensorScales, V};
 use crate::error::Result;
-use crate::gpu::Gpu;
 use crate::model::{LayerRows, Placed};
-use crate::options::AttentionOptions;
-use crate::reference::ReferenceCache;
 use crate::spec::{Pair, Side};
+
+use super::shadow::Shadow;
 
 /// One layer of one pair. Errors are relative L2, of what the cache gives to what the f32 run has.
 #[derive(Debug, Clone, PartialEq)]
@@ -29,12 +28,6 @@ pub struct LayerDriftRow {
     pub k_outlier_before_rope: Option<f64>,
     /// The same after RoPE.
     pub k_outlier_after_rope: Option<f64>,
-}
-
-/// A cache on either device that takes the f32 run's rows.
-enum Shadow {
-    Cpu(Box<ReferenceCache>),
-    Gpu(Box<KvCache>),
 }
 
 /// Sums of squares: of the errors and of what is right.
@@ -62,12 +55,11 @@ impl Squares {
     }
 }
 
-struct Shadowed {
+struct Shadowed<'m> {
     pair: Pair,
     /// Whether it stores keys before RoPE.
     pre: bool,
-    cache: Shadow,
-    sequence: SequenceId,
+    cache: Shadow<'m>,
     scales: Vec<[f32; 2]>,
     /// By layer.
     attention: Vec<Squares>,
@@ -83,9 +75,8 @@ struct Kept {
 
 /// The measurement, fed chunk by chunk.
 pub(super) struct Layers<'m> {
-    gpu: Option<&'m Gpu>,
     heads: [u32; 2],
-    shadows: Vec<Shadowed>,
+    shadows: Vec<Shadowed<'m>>,
     kept: Vec<Kept>,
 }
 
@@ -99,29 +90,15 @@ impl<'m> Layers<'m> {
                 TensorScales::FromRows => Vec::new(),
             };
             let pre = spec.key_rotation.is_some();
-            let (cache, sequence) = match model.gpu() {
-                None => {
-                    let mut cache = ReferenceCache::new(spec)?;
-                    let sequence = cache.book_mut().open();
-                    (Shadow::Cpu(Box::new(cache)), sequence)
-                }
-                Some(gpu) => {
-                    let mut cache = KvCache::new(gpu, spec)?;
-                    let sequence = cache.open();
-                    (Shadow::Gpu(Box::new(cache)), sequence)
-                }
-            };
             Ok(Shadowed {
                 pair,
                 pre,
-                cache,
-                sequence,
+                cache: Shadow::new(model, spec)?,
                 scales,
                 attention: vec![Squares::default(); blocks],
             })
         };
         Ok(Layers {
-            gpu: model.gpu(),
             heads: [config.kv_heads, config.head_dim],
             shadows: specs.into_iter().map(shadow).collect::<Result<_>>()?,
             kept: (0..blocks).map(|_| Kept::default()).collect(),
@@ -136,7 +113,7 @@ impl<'m> Layers<'m> {
             kept.v.extend(&rows.v);
         }
         for shadow in &mut self.shadows {
-            let outputs = shadow.attend(self.gpu, tokens, layers)?;
+            let outputs = shadow.cache.attend(tokens, layers, shadow.pre)?;
             for ((squares, rows), output) in shadow.attention.iter_mut().zip(layers).zip(&outputs) {
                 squares.add(&rows.output, output);
             }
@@ -151,7 +128,7 @@ impl<'m> Layers<'m> {
             for ((layer, kept), attention) in (0..).zip(&self.kept).zip(&shadow.attention) {
                 let error = |side: usize, right: &[f32]| -> Result<f64> {
                     let mut squares = Squares::default();
-                    squares.add(right, &shadow.stored(self.gpu, layer, side)?);
+                    squares.add(right, &shadow.stored(layer, side)?);
                     Ok(squares.relative())
                 };
                 let keys = if shadow.pre { &kept.before } else { &kept.k };
@@ -185,79 +162,19 @@ impl<'m> Layers<'m> {
     }
 }
 
-impl Shadowed {
-    /// Appends rows to every layer and attends: the outputs by layer.
-    fn attend(&mut self, gpu: Option<&Gpu>, tokens: u32, layers: &[LayerRows]) -> Result<Vec<Vec<f32>>> {
-        let options = AttentionOptions::default();
-        let pre = self.pre;
-        let keys = |rows: &'_ LayerRows| -> Vec<f32> {
-            match pre {
-                true => rows.k_before_rope.clone(),
-                false => rows.k.clone(),
-            }
-        };
-        let requests = [(self.sequence, tokens)];
-        match (&mut self.cache, gpu) {
-            (Shadow::Gpu(cache), Some(gpu)) => {
-                let step = cache.step(&requests)?;
-                let mut outputs = Vec::new();
-                for rows in layers {
-                    let [k, v, q] = [
-                        gpu.upload("k", &keys(rows))?,
-                        gpu.upload("v", &rows.v)?,
-                        gpu.upload("q", &rows.q)?,
-                    ];
-                    let numbers = rows.output.len();
-                    let output = gpu.zeros("outputs", numbers as u64 * 4)?;
-                    gpu.submit("a layer's attention", |encoder| {
-                        step.append(encoder, rows.layer, &k, &v)?;
-                        step.attend(encoder, rows.layer, &q, &output, &options)
-                    })?;
-                    outputs.push(gpu.read("outputs", &output, numbers)?);
-                }
-                step.commit()?;
-                Ok(outputs)
-            }
-            (Shadow::Cpu(cache), _) => {
-                let options = AttentionOptions::default();
-                let plan = cache.book_mut().plan(&requests, 1)?;
-                let mut outputs = Vec::new();
-                for rows in layers {
-                    cache.append(&plan, rows.layer, &keys(rows), &rows.v)?;
-                    let q: Vec<f64> = rows.q.iter().map(|&v| v.into()).collect();
-                    let (output, _) = cache.attend(&plan, rows.layer, &q, &options)?;
-                    outputs.push(output.into_iter().map(|v| v as f32).collect());
-                }
-                cache.book_mut().commit(plan)?;
-                Ok(outputs)
-            }
-            (Shadow::Gpu(_), None) => Ok(Vec::new()),
-        }
-    }
-
+impl Shadowed<'_> {
     /// What the cache holds of a layer's side, `[token][head][channel]`.
-    fn stored(&self, gpu: Option<&Gpu>, layer: u32, side: usize) -> Result<Vec<f32>> {
-        let (book, words) = match (&self.cache, gpu) {
-            (Shadow::Gpu(cache), Some(gpu)) => (
-                cache.book(),
-                gpu.block_on(cache.live_words(self.sequence, layer, side)?)?,
-            ),
-            (Shadow::Cpu(cache), _) => (cache.book(), cache.live_words(self.sequence, layer, side)?),
-            (Shadow::Gpu(cache), None) => (cache.book(), Vec::new()),
-        };
+    fn stored(&self, layer: u32, side: usize) -> Result<Vec<f32>> {
         let scale = self.scales.get(layer as usize).map_or(1.0, |pair| pair[side]);
-        let mut rest = &words[..];
         let mut numbers = Vec::new();
         // Packed pages come first, then those of waiting tokens: the order of the tokens, as there are no sinks.
-        for page in book.held_pages_of(self.sequence, layer, side)? {
+        for (page, words) in self.cache.pages(layer, side)? {
             let layout = page.layout;
-            let (words, after) = rest.split_at(rest.len().min(layout.words as usize));
             for slot in page.live.iter().cloned().flatten() {
                 for head in 0..layout.heads {
-                    numbers.extend((0..layout.head_dim).map(|c| layout.number(words, slot, head, c, scale)));
+                    numbers.extend((0..layout.head_dim).map(|c| layout.number(&words, slot, head, c, scale)));
                 }
             }
-            rest = after;
         }
         Ok(numbers)
     }

@@ -26,14 +26,20 @@ macro_rules! named_choice {
 mod damage;
 #[cfg(feature = "models")]
 mod layers;
+pub(crate) mod shadow;
 #[cfg(feature = "models")]
 mod trained;
+mod watch;
 
+pub(crate) use damage::log_sum_exp;
 pub use damage::{Comparison, Damage, damage};
 #[cfg(feature = "models")]
 pub use layers::LayerDriftRow;
 #[cfg(feature = "models")]
-pub use trained::{KeyRope, TrainedDrift, TrainedDriftOptions, TrainedDriftRow, run_trained};
+pub use trained::{
+    KeyRope, TrainedDrift, TrainedDriftOptions, TrainedDriftRow, run_trained, run_trained_watched,
+};
+pub use watch::{Done, Seen, Watch};
 
 use std::sync::Arc;
 
@@ -186,8 +192,22 @@ pub fn run(
     options: &DriftOptions,
     progress: &mut dyn FnMut(u64, u64, &str),
 ) -> Result<Vec<DriftRow>> {
-    check(options)?;
     let model = device.place(tiny(options.outlier))?;
+    run_watched(device, &model, options, None, progress)
+}
+
+/// As [`run`], on the tiny model of the options' outlier factor that was placed already; `watch` sees every call.
+///
+/// # Errors
+/// As [`run`], and those of `watch`.
+pub fn run_watched(
+    device: &Device,
+    model: &Placed,
+    options: &DriftOptions,
+    mut watch: Option<&mut dyn Watch>,
+    progress: &mut dyn FnMut(u64, u64, &str),
+) -> Result<Vec<DriftRow>> {
+    check(options)?;
     let prompts = PROMPTS
         .iter()
         .map(|prompt| encode(prompt))
@@ -203,13 +223,35 @@ pub fn run(
         progress(done, of, what);
     };
     let f32 = cache_spec(model.config(), Pair::same(Side::F32), options, &[])?;
-    let reference = measure(&model, f32, &prompts, options.mode, &mut || tick("f32 reference"))?;
+    let reference = {
+        let spec = Spec {
+            pair: None,
+            cache: f32,
+        };
+        let mut tick = || tick("f32 reference");
+        measure(
+            model,
+            spec,
+            &prompts,
+            options.mode,
+            None,
+            watch.as_deref_mut(),
+            &mut tick,
+        )?
+    };
     finite("the logits of the f32 reference", &reference.logits)?;
     let mut rows = Vec::new();
     for &pair in &options.pairs {
         let name = pair.to_string();
-        let spec = cache_spec(model.config(), pair, options, &reference.calibrated)?;
-        let run = measure(&model, spec, &prompts, options.mode, &mut || tick(&name))?;
+        let spec = Spec {
+            pair: Some(pair),
+            cache: cache_spec(model.config(), pair, options, &reference.calibrated)?,
+        };
+        let run = {
+            let (right, watch) = (Some(&reference.logits[..]), watch.as_deref_mut());
+            let mut tick = || tick(&name);
+            measure(model, spec, &prompts, options.mode, right, watch, &mut tick)?
+        };
         finite(&format!("the logits of `{name}`"), &run.logits)?;
         let damage = damage(&reference.logits, &run.logits, model.config().vocabulary as usize);
         let bits_per_number = pair.bits_per_number(model.config().head_dim, model.config().head_dim);
@@ -356,26 +398,62 @@ struct Run {
     allocated_bytes: u64,
 }
 
-/// Runs the prompts, one sequence each.
+/// What a run stores, and how.
+struct Spec {
+    /// None for the reference.
+    pair: Option<Pair>,
+    cache: CacheSpec,
+}
+
+/// Runs the prompts, one sequence each. `reference` has the logits of the f32 run; none in that run itself.
 fn measure(
     model: &Placed,
-    spec: CacheSpec,
+    spec: Spec,
     prompts: &[Vec<u32>],
     mode: Mode,
+    reference: Option<&[f64]>,
+    mut watch: Option<&mut (dyn Watch + '_)>,
     tick: &mut dyn FnMut(),
 ) -> Result<Run> {
-    let named = spec.layers[0].pair;
-    let mut logits = Vec::new();
+    let (pair, named) = (spec.pair, spec.cache.layers[0].pair);
+    let mut logits: Vec<f64> = Vec::new();
     let mut bytes = BytesInUse::default();
-    let mut session = model.session(spec, named == Pair::same(Side::F32))?;
-    for prompt in prompts {
+    let mut session = model.session(spec.cache, pair.is_none() || named == Pair::same(Side::F32))?;
+    for (number, prompt) in prompts.iter().enumerate() {
         let sequence = session.open();
         let chunk = match mode {
             Mode::Prefill => prompt.len(),
             Mode::Decode => 1,
         };
-        for ids in prompt.chunks(chunk) {
-            logits.extend(session.logits(sequence, ids)?);
+        for (at, ids) in prompt.chunks(chunk).enumerate() {
+            let Some(watch) = &mut watch else {
+                logits.extend(session.logits(sequence, ids)?);
+                continue;
+            };
+            let mut layers = Vec::new();
+            let new = session.logits_traced(sequence, ids, &mut |rows| {
+                layers.push(rows);
+                Ok(())
+            })?;
+            let right = reference.and_then(|all| all.get(logits.len()..logits.len() + new.len()));
+            watch.seen(&Seen {
+                pair,
+                prompt: number,
+                first_position: (at * chunk) as u32,
+                ids,
+                reference: right.unwrap_or(&new),
+                logits: &new,
+                layers: &layers,
+            })?;
+            logits.extend(new);
+        }
+        if let Some(watch) = &mut watch {
+            watch.done(&Done {
+                pair,
+                prompt: number,
+                session: &session,
+                sequence,
+            })?;
         }
         bytes = session.book().bytes_in_use();
         session.free(sequence)?;

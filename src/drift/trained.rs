@@ -4,10 +4,10 @@ use std::time::Instant;
 
 use super::damage::log_sum_exp;
 use super::layers::{LayerDriftRow, Layers};
-use super::{Comparison, Device, Mode, finite, no_non_finite};
+use super::{Comparison, Device, Done, Mode, Seen, Watch, finite, no_non_finite};
 use crate::cache::{BytesInUse, CacheSpec, LayerSpec, TensorScales};
 use crate::error::{Error, Result};
-use crate::model::{Config, Placed};
+use crate::model::{Config, LayerRows, Placed};
 use crate::spec::{Pair, Side};
 use crate::work::Status;
 
@@ -64,7 +64,7 @@ pub struct TrainedDriftRow {
     pub predictions: u64,
     /// Largest |ref - q|.
     pub max_abs_diff: f64,
-    /// exp of the mean of -ln p(next token), over the text.
+    /// exp of the mean of -ln p(next token), over the text; NaN for a text of one token.
     pub perplexity: f64,
     /// Where per-tensor scales come from: `calibrated` on the f32 run of this text, or the `checkpoint`.
     pub tensor_scales: String,
@@ -121,10 +121,38 @@ pub fn run_trained(
     options: &TrainedDriftOptions,
     progress: &mut dyn FnMut(u64, u64, &str),
 ) -> Result<TrainedDrift> {
-    check(model.config(), ids, options)?;
+    check(model.config(), ids, options, 2)?;
+    run_all(device, model, ids, options, None, progress)
+}
+
+/// As [`run_trained`]; `watch` sees every call, and the text may be a single token, which leaves the perplexity NaN.
+///
+/// # Errors
+/// As [`run_trained`], and those of `watch`.
+pub fn run_trained_watched(
+    device: &Device,
+    model: &Placed,
+    ids: &[u32],
+    options: &TrainedDriftOptions,
+    watch: &mut dyn Watch,
+    progress: &mut dyn FnMut(u64, u64, &str),
+) -> Result<TrainedDrift> {
+    check(model.config(), ids, options, 1)?;
+    run_all(device, model, ids, options, Some(watch), progress)
+}
+
+fn run_all(
+    device: &Device,
+    model: &Placed,
+    ids: &[u32],
+    options: &TrainedDriftOptions,
+    mut watch: Option<&mut dyn Watch>,
+    progress: &mut dyn FnMut(u64, u64, &str),
+) -> Result<TrainedDrift> {
     for &pair in &options.pairs {
         cache_spec(model.config(), pair, ids.len(), options, &[])?.geometry()?;
     }
+    let how = (options.mode, watch.is_some());
     let runs = options.pairs.len() as u64 + 1 + u64::from(options.per_layer);
     let (mut done, of) = (0, runs * ids.len() as u64);
     let mut tick = |what: &str, tokens: usize| {
@@ -135,9 +163,12 @@ pub fn run_trained(
     let f32 = Pair::same(Side::F32);
     let mut kept: Vec<f32> = Vec::new();
     let spec = cache_spec(model.config(), f32, ids.len(), options, &[])?;
-    let reference = measure(model, spec, ids, options.mode, &mut |tokens, logits| {
-        kept.extend(logits.iter().map(|&v| v as f32));
-        tick("f32 reference", tokens);
+    let reference = measure(model, None, spec, ids, how, &mut |event| {
+        if let Event::Step(step) = &event {
+            kept.extend(step.logits.iter().map(|&v| v as f32));
+            tick("f32 reference", step.ids.len());
+        }
+        tell(&mut watch, &event, None)
     })?;
     let scales = options.kv_scales.as_ref().unwrap_or(&reference.calibrated);
     let vocabulary = model.config().vocabulary as usize;
@@ -156,14 +187,18 @@ pub fn run_trained(
         } else {
             let spec = cache_spec(model.config(), pair, ids.len(), options, scales)?;
             let mut rest = &kept[..];
-            again = measure(model, spec, ids, options.mode, &mut |tokens, logits| {
-                for q in logits.chunks(vocabulary) {
-                    let (r, after) = rest.split_at(vocabulary.min(rest.len()));
-                    let r: Vec<f64> = r.iter().map(|&v| v.into()).collect();
-                    comparison.add(&r, q);
-                    rest = after;
+            again = measure(model, Some(pair), spec, ids, how, &mut |event| {
+                let Event::Step(step) = &event else {
+                    return tell(&mut watch, &event, None);
+                };
+                let (right, after) = rest.split_at(step.logits.len().min(rest.len()));
+                let right: Vec<f64> = right.iter().map(|&v| v.into()).collect();
+                for (r, q) in right.chunks(vocabulary).zip(step.logits.chunks(vocabulary)) {
+                    comparison.add(r, q);
                 }
-                tick(&name, tokens);
+                rest = after;
+                tick(&name, step.ids.len());
+                tell(&mut watch, &event, Some(&right))
             })?;
             &again
         };
@@ -234,7 +269,7 @@ pub fn run_trained(
     Ok(TrainedDrift { rows, layers })
 }
 
-fn check(config: &Config, ids: &[u32], options: &TrainedDriftOptions) -> Result<()> {
+fn check(config: &Config, ids: &[u32], options: &TrainedDriftOptions, least: usize) -> Result<()> {
     let refuse = |asked: String, reason: &str, advice: &str| {
         Err(Error::Usage {
             asked,
@@ -246,13 +281,13 @@ fn check(config: &Config, ids: &[u32], options: &TrainedDriftOptions) -> Result<
         let advice = "name at least one pair";
         return refuse("no pairs".to_owned(), "there is nothing to measure", advice);
     }
-    if ids.len() < 2 {
+    if ids.len() < least {
         let asked = format!("a text of {} tokens", ids.len());
-        return refuse(
-            asked,
-            "perplexity needs a token and a next one",
-            "give a longer text",
-        );
+        let reason = match least {
+            1 => "there is nothing to run",
+            _ => "perplexity needs a token and a next one",
+        };
+        return refuse(asked, reason, "give a longer text");
     }
     if options.k_rope == KeyRope::Pre && config.rope.is_none() {
         let reason = "this model does not rotate keys";
@@ -331,32 +366,87 @@ struct Run {
     seconds: f64,
 }
 
-/// Runs the text; `each` takes (tokens, their logits).
+/// What a run comes to.
+enum Event<'a, 'm> {
+    Step(Step<'a>),
+    Done(Done<'a, 'm>),
+}
+
+/// One call of the model.
+struct Step<'a> {
+    pair: Option<Pair>,
+    first_position: u32,
+    ids: &'a [u32],
+    logits: &'a [f64],
+    layers: &'a [LayerRows],
+}
+
+/// Tells who watches, if anyone does. `right` has the logits of the f32 run; none in that run itself.
+fn tell(watch: &mut Option<&mut dyn Watch>, event: &Event<'_, '_>, right: Option<&[f64]>) -> Result<()> {
+    let Some(watch) = watch else { return Ok(()) };
+    match event {
+        Event::Done(done) => watch.done(done),
+        Event::Step(step) => watch.seen(&Seen {
+            pair: step.pair,
+            prompt: 0,
+            first_position: step.first_position,
+            ids: step.ids,
+            reference: right.unwrap_or(step.logits),
+            logits: step.logits,
+            layers: step.layers,
+        }),
+    }
+}
+
+/// Runs the text, with rows of the layers where `traced`; `each` is told of every call and of the end. `pair` is none for the
+/// reference.
 fn measure(
     model: &Placed,
+    pair: Option<Pair>,
     spec: CacheSpec,
     ids: &[u32],
-    mode: Mode,
-    each: &mut dyn FnMut(usize, &[f64]),
+    (mode, traced): (Mode, bool),
+    each: &mut dyn FnMut(Event<'_, '_>) -> Result<()>,
 ) -> Result<Run> {
-    let pair = spec.layers[0].pair;
+    let named = spec.layers[0].pair;
     let vocabulary = model.config().vocabulary as usize;
-    let mut session = model.session(spec, pair == Pair::same(Side::F32))?;
+    let mut session = model.session(spec, named == Pair::same(Side::F32))?;
     let sequence = session.open();
     let (mut seconds, mut surprise) = (0.0, 0.0);
     let mut next = ids.iter().skip(1);
-    for chunk in ids.chunks(chunk(model, mode)) {
+    let mut first_position = 0;
+    for ids in ids.chunks(chunk(model, mode)) {
         let start = Instant::now();
-        let logits = session.logits(sequence, chunk)?;
+        let mut layers = Vec::new();
+        let logits = match traced {
+            false => session.logits(sequence, ids)?,
+            true => session.logits_traced(sequence, ids, &mut |rows| {
+                layers.push(rows);
+                Ok(())
+            })?,
+        };
         seconds += start.elapsed().as_secs_f64();
-        finite(&format!("the logits of `{pair}`"), &logits)?;
+        finite(&format!("the logits of `{named}`"), &logits)?;
         for (row, &next) in logits.chunks(vocabulary).zip(next.by_ref()) {
             surprise += log_sum_exp(row) - row[next as usize];
         }
-        each(chunk.len(), &logits);
+        each(Event::Step(Step {
+            pair,
+            first_position,
+            ids,
+            logits: &logits,
+            layers: &layers,
+        }))?;
+        first_position += ids.len() as u32;
     }
+    each(Event::Done(Done {
+        pair,
+        prompt: 0,
+        session: &session,
+        sequence,
+    }))?;
     let status = session.status()?;
-    no_non_finite(status, pair)?;
+    no_non_finite(status, named)?;
     Ok(Run {
         perplexity: (surprise / (ids.len() - 1) as f64).exp(),
         calibrated: session.calibrated()?,

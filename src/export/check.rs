@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::cases::{self, Case};
 use super::manifest::{Manifest, ModuleEntry};
-use super::modules::{Choice, Module, Phase, Tweaks, others};
+use super::modules::{Choice, Module, Phase, others};
 use super::run::{Runnable, Runner};
 use super::{reflect, writers::ExportTarget};
 use crate::error::{Error, Result};
@@ -248,20 +248,11 @@ fn plan(manifest: &Manifest, entry: &ModuleEntry) -> Result<(Choice, Vec<String>
         .iter()
         .find(|constant| constant.name == "TOKEN_TILE");
     let token_tile = token_tile.and_then(|constant| constant.value.as_u32());
-    let mut choice = Choice {
-        shape,
-        pairs: Vec::new(),
-        kernels: Vec::new(),
-        phases: vec![Phase::Decode, Phase::Prefill],
-        rows: manifest.types.rows,
-        queries: manifest.types.queries,
-        outputs: manifest.types.outputs,
-        tweaks: Tweaks {
-            token_tile,
-            arithmetic: entry.arithmetic,
-            ..Tweaks::default()
-        },
-    };
+    let mut choice = Choice::new(shape, Vec::new());
+    let types = manifest.types;
+    (choice.rows, choice.queries, choice.outputs) = (types.rows, types.queries, types.outputs);
+    choice.tweaks.token_tile = token_tile;
+    choice.tweaks.arithmetic = entry.arithmetic;
     let layout = |prefix: &str| {
         let geometry = entry.pages.get(prefix).ok_or_else(|| Error::Manifest {
             file: entry.name.clone(),

@@ -147,6 +147,20 @@ fn plain(side: Side) -> String {
 }
 
 impl Choice {
+    /// All kernels, both phases, f32 rows, queries and outputs, portable variants.
+    pub fn new(shape: Shape, pairs: Vec<Pair>) -> Choice {
+        Choice {
+            shape,
+            pairs,
+            kernels: Vec::new(),
+            phases: vec![Phase::Decode, Phase::Prefill],
+            rows: FloatType::F32,
+            queries: FloatType::F32,
+            outputs: FloatType::F32,
+            tweaks: Tweaks::default(),
+        }
+    }
+
     /// What a module's name says of a side: its name, and its head_dim where keys and values differ.
     fn side_name(&self, page: &PageLayout) -> String {
         let shape = &self.shape;
@@ -527,22 +541,14 @@ mod tests {
     use crate::spec::TABLE;
 
     fn choice() -> Choice {
-        Choice {
-            shape: Shape {
-                kv_heads: 2,
-                q_heads: 8,
-                k_head_dim: 64,
-                v_head_dim: 64,
-                page_tokens: 64,
-            },
-            pairs: TABLE.iter().map(|name| name.parse().unwrap()).collect(),
-            kernels: Vec::new(),
-            phases: vec![Phase::Decode, Phase::Prefill],
-            rows: FloatType::F32,
-            queries: FloatType::F32,
-            outputs: FloatType::F32,
-            tweaks: Tweaks::default(),
-        }
+        let shape = Shape {
+            kv_heads: 2,
+            q_heads: 8,
+            k_head_dim: 64,
+            v_head_dim: 64,
+            page_tokens: 64,
+        };
+        Choice::new(shape, TABLE.iter().map(|name| name.parse().unwrap()).collect())
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Config, GpuModel, GpuWeights, Model, ReferenceModel, Trace};
-use crate::cache::{Book, CacheSpec, SequenceId};
+use crate::cache::{Book, CacheSpec, HeldPage, SequenceId, by_page};
 use crate::error::Result;
 use crate::gpu::Gpu;
 use crate::work::Status;
@@ -118,6 +118,18 @@ impl Session<'_> {
             Session::Cpu(model) => model.logits_traced(id, ids, trace),
             Session::Gpu(model) => model.logits_traced(id, ids, trace),
         }
+    }
+
+    /// The pages of a sequence on one side of a layer with their live words, in the order of [`Book::held_pages`].
+    ///
+    /// # Errors
+    /// As [`Book::held_pages_of`]; [`crate::Error::Device`].
+    pub fn pages(&self, id: SequenceId, layer: u32, side: usize) -> Result<Vec<(HeldPage, Vec<u32>)>> {
+        let words = match self {
+            Session::Cpu(model) => model.cache().live_words(id, layer, side)?,
+            Session::Gpu(model) => model.gpu().block_on(model.cache().live_words(id, layer, side)?)?,
+        };
+        Ok(by_page(self.book().held_pages_of(id, layer, side)?, &words))
     }
 
     /// Per-tensor scales by the rows so far, `[layer][K, V]`.

@@ -9,6 +9,8 @@ pub mod heat_map;
 pub mod json;
 mod labels;
 pub mod output;
+#[cfg(feature = "models")]
+pub mod page;
 pub mod plot;
 pub mod table;
 #[cfg(feature = "models")]

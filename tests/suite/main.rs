@@ -19,6 +19,8 @@ mod lifecycle;
 mod llama;
 mod model_files;
 mod mutations;
+mod report_data;
+mod report_page;
 mod rows;
 mod serving;
 mod shaders;

@@ -243,7 +243,7 @@ const LEVELS: &[&[&str]] = &[
     &["model"],
     &["analyze"],
     &["drift", "generate", "validate"],
-    &["bench"],
+    &["bench", "recording"],
     &["export"],
     &["report"],
 ];

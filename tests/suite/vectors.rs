@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 
 use kvpack::export::cases::{self, Case, Rule};
 use kvpack::export::writers::ExportTarget;
-use kvpack::export::{Choice, Export, Phase, Runnable, Runner, Shape, Tweaks};
+use kvpack::export::{Choice, Export, Phase, Runnable, Runner, Shape};
 use kvpack::kernels::FloatType;
 use kvpack::spec::TABLE;
 use kvpack::variant::{Arithmetic, Reduction};
@@ -15,22 +15,14 @@ use kvpack::variant::{Arithmetic, Reduction};
 use crate::common;
 
 fn choice(pairs: &[&str]) -> Choice {
-    Choice {
-        shape: Shape {
-            kv_heads: 2,
-            q_heads: 6,
-            k_head_dim: 40,
-            v_head_dim: 40,
-            page_tokens: 64,
-        },
-        pairs: pairs.iter().map(|name| name.parse().unwrap()).collect(),
-        kernels: Vec::new(),
-        phases: vec![Phase::Decode, Phase::Prefill],
-        rows: FloatType::F32,
-        queries: FloatType::F32,
-        outputs: FloatType::F32,
-        tweaks: Tweaks::default(),
-    }
+    let shape = Shape {
+        kv_heads: 2,
+        q_heads: 6,
+        k_head_dim: 40,
+        v_head_dim: 40,
+        page_tokens: 64,
+    };
+    Choice::new(shape, pairs.iter().map(|name| name.parse().unwrap()).collect())
 }
 
 fn export(choice: &Choice, tokens: u32) -> Export {

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::geometry::Geometry;
 use super::modules::{Choice, Module, Phase};
 use crate::error::Result;
+use crate::pages::PageLayout;
 use crate::spec::Side;
 
 /// What `schema` of a case says.
@@ -293,6 +294,16 @@ impl Case {
         if let Some(buffer) = self.buffers.last_mut() {
             buffer.file = None;
             buffer.fill = Some(format!("{fill:#010x}"));
+        }
+    }
+
+    /// Adds a pool of pages, of which one is not used.
+    fn pages(&mut self, name: &str, page: &PageLayout, count: u32) {
+        let what = format!("pages of {}, one of them unused", page.side);
+        let shape = [count, page.words];
+        self.filled(name, NumberType::U32, &shape, "[page, word]", &what, POISON);
+        if let Some(buffer) = self.buffers.last_mut() {
+            buffer.geometry = Some(Geometry::from(page));
         }
     }
 

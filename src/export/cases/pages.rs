@@ -1,6 +1,5 @@
 //! The case of a side: rows as bad as they come are packed and read back.
 
-use super::super::geometry::Geometry;
 use super::super::modules::Choice;
 use super::side_rows::{RUN, float_words, list, mask_padding};
 use super::{Case, NumberType, POISON, Param};
@@ -85,20 +84,6 @@ pub(super) fn case(choice: &Choice, side: Side, value: bool) -> Result<Case> {
         RUN,
         "runs of up to four slots of a page, with the row of the first",
     );
-    let pages_buffer = |case: &mut Case, name: &str, page: &PageLayout| {
-        let what = format!("pages of {}, the second unused", page.side);
-        case.filled(
-            name,
-            NumberType::U32,
-            &[count, page.words],
-            "[page, word]",
-            &what,
-            POISON,
-        );
-        if let Some(buffer) = case.buffers.last_mut() {
-            buffer.geometry = Some(Geometry::from(page));
-        }
-    };
     let waiting = (group > 1)
         .then(|| choice.shape.page(Side::F16, value))
         .transpose()?;
@@ -106,7 +91,7 @@ pub(super) fn case(choice: &Choice, side: Side, value: bool) -> Result<Case> {
         Some(waiting) => (*waiting, "waiting"),
         None => (page, "pages"),
     };
-    pages_buffer(&mut case, first_pool, &first_page);
+    case.pages(first_pool, &first_page, count);
     let runs_param = |runs: &[SlotRun]| ("runs", Param::U32(runs.len() as u32));
     let params = [
         runs_param(&runs),
@@ -131,7 +116,7 @@ pub(super) fn case(choice: &Choice, side: Side, value: bool) -> Result<Case> {
     reference::quantize(&first_page, &runs, number, scales, &mut first, &mut status);
     let mut pool = first.clone();
     if let Some(waiting) = &waiting {
-        pages_buffer(&mut case, "pages", &page);
+        case.pages("pages", &page, count);
         let group_runs = |id| {
             let firsts = (0..tokens).step_by(group as usize);
             firsts.map(move |slot| SlotRun {

@@ -1,6 +1,5 @@
 //! K or V of the sequences of a case: its rows, the pages that they are packed into, and what these hold.
 
-use super::super::geometry::Geometry;
 use super::super::modules::Choice;
 use super::{Case, NumberType, POISON, Param, Sequence};
 use crate::error::Result;
@@ -215,7 +214,7 @@ impl SideRows {
             None => (page, self.buffer("pages")),
         };
         let runs = self.runs(sequences, self.waiting.is_some(), all);
-        self.pages_buffer(case, &first_pool, &first_page);
+        case.pages(&first_pool, &first_page, self.count());
         let list_name = self.buffer("runs");
         list(
             case,
@@ -248,7 +247,7 @@ impl SideRows {
         if let Some(waiting) = self.waiting {
             let groups = self.groups();
             let (list_name, pages) = (self.buffer("groups"), self.buffer("pages"));
-            self.pages_buffer(case, &pages, &page);
+            case.pages(&pages, &page, self.count());
             if !groups.is_empty() {
                 let what = "groups of slots of a page, with the page in which their rows wait";
                 list(case, &list_name, &groups, RUN, what);
@@ -347,26 +346,14 @@ impl SideRows {
         Ok(())
     }
 
-    fn pages_buffer(&self, case: &mut Case, name: &str, page: &PageLayout) {
-        let count = (self.pool.len() as u32) / self.page.words;
-        let what = format!("pages of {}, one of them unused", page.side);
-        case.filled(
-            name,
-            NumberType::U32,
-            &[count, page.words],
-            "[page, word]",
-            &what,
-            POISON,
-        );
-        if let Some(buffer) = case.buffers.last_mut() {
-            buffer.geometry = Some(Geometry::from(page));
-        }
+    /// Pages of the pool.
+    fn count(&self) -> u32 {
+        self.pool.len() as u32 / self.page.words
     }
 
     /// The bits of a pool that count: all but the padding of live slots, which a kernel may write.
     fn counted(&self, page: &PageLayout, waiting: bool, sequences: &[Sequence]) -> Vec<u32> {
-        let count = (self.pool.len() as u32) / self.page.words;
-        let mut counted = vec![u32::MAX; (page.words * count) as usize];
+        let mut counted = vec![u32::MAX; (page.words * self.count()) as usize];
         for (sequence, places) in sequences.iter().zip(&self.places) {
             let (ids, live) = match waiting {
                 true => (&places.waiting, sequence.tokens),
