@@ -294,7 +294,7 @@ async function keys(browser, file) {
     await changes(page, 'theme', () => press('theme', ' '));
     for (const key of ['Enter', ' ']) {
       const points = page.locator('#scatter .point');
-      const n = key === 'Enter' ? 1 : 2;
+      const n = key === 'Enter' ? 1 : 0;
       await points.nth(n).focus();
       const pair = await points.nth(n).getAttribute('data-pair');
       demand(await page.textContent('#scatter-readout h3') === pair, `${pair}: the focus does not tell its numbers`);
