@@ -106,7 +106,11 @@ fn adapter_name(text: &str) -> Result<String, String> {
 
 /// The name of a kernel that can be validated.
 pub fn kernel(text: &str) -> kvpack::Result<String> {
-    let known = kvpack::validate::kernel_names();
+    kernel_of(&kvpack::validate::kernel_names(), text)
+}
+
+/// One of these names of kernels.
+pub fn kernel_of(known: &[&str], text: &str) -> kvpack::Result<String> {
     if known.contains(&text) {
         return Ok(text.to_owned());
     }

@@ -4,7 +4,6 @@ use std::path::PathBuf;
 
 use clap::{Subcommand, ValueEnum, value_parser};
 use comfy_table::{CellAlignment, Table, presets};
-use kvpack::Error;
 use kvpack::export::cases::default_tokens;
 use kvpack::export::manifest::{CountsEntry, ModuleEntry};
 use kvpack::export::writers::ExportTarget;
@@ -15,6 +14,7 @@ use kvpack::spec::{Pair, Side, TABLE};
 use kvpack::variant::{Arithmetic, Reduction};
 use serde::Serialize;
 
+use super::device::kernel_of;
 use super::output::{Outputs, Progress, print};
 use super::{Failure, usage};
 
@@ -181,15 +181,7 @@ enum ArithmeticArg {
 
 /// The name of a kernel that can be exported.
 fn kernel(text: &str) -> kvpack::Result<String> {
-    let known = kernel_names();
-    if known.contains(&text) {
-        return Ok(text.to_owned());
-    }
-    Err(Error::Usage {
-        asked: format!("kernel `{text}`"),
-        reason: "there is no such kernel".to_owned(),
-        advice: format!("choose of {}", known.join(", ")),
-    })
+    kernel_of(&kernel_names(), text)
 }
 
 impl Chosen {
