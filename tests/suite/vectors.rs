@@ -491,6 +491,10 @@ fn a_shader_of_another_hand_is_judged_in_the_place_of_a_module() {
     );
     assert!(said.contains("7 checks passed, 0 failed"), "{said}");
 
+    // The line that browsers demand and naga refuses is no fault.
+    let enabled = format!("enable subgroups;\n{quantize}");
+    assert_eq!(judge(&mine("mine.wgsl", &enabled), &[]).0, Some(0));
+
     // A code that is rounded otherwise is found, with its place and both words.
     let wrong = quantize.replace("LARGEST_ODD: u32 = 7u", "LARGEST_ODD: u32 = 5u");
     assert_ne!(wrong, quantize);
