@@ -6,8 +6,8 @@ use std::time::Instant;
 use super::cases::{self, Case};
 use super::manifest::{Manifest, ModuleEntry};
 use super::modules::{Choice, Module, Phase, others};
-use super::run::{Runnable, Runner};
-use super::{reflect, writers::ExportTarget};
+use super::run::{Ran, Runnable, Runner};
+use super::{harden, reflect, writers::ExportTarget};
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::spec::{Pair, Side};
@@ -149,21 +149,33 @@ pub fn check(
     })?;
     let mut runner = Runner::new(gpu);
     let mut rows = Vec::new();
+    let mut prepared = Vec::new();
     for mut case in cases {
         prune(&mut case, entry, &modules);
         for step in case.steps.iter_mut().filter(|step| places.contains(&step.module)) {
             let value = |name: &str| step.params.get(name).and_then(|value| value.as_u32());
             step.workgroups = dispatch.workgroups(&entry.kernel, entry.workgroup_size[0], value)?;
         }
-        if !case.steps.iter().any(|step| places.contains(&step.module)) {
-            continue;
+        if case.steps.iter().any(|step| places.contains(&step.module)) {
+            harden::lists(&mut case);
+            prepared.push(case);
         }
+    }
+    // Plain reads count workgroups in x alone.
+    if !entry.kernel.starts_with("read_")
+        && let Some(last) = prepared.last()
+    {
+        let mut folded = last.clone();
+        harden::fold(&mut folded, &places);
+        folded.case = "folded dispatch".to_owned();
+        prepared.push(folded);
+    }
+    for case in prepared {
         let started = Instant::now();
         let found = runner.run(&case, &modules)?;
-        rows.push(judged(gpu, &case, entry, &found, started)?);
-        if let Some(row) = rows.last() {
-            report(row);
-        }
+        let row = judged(gpu, &case, entry, &found, started)?;
+        report(&row);
+        rows.push(row);
     }
     Ok(rows)
 }
@@ -194,13 +206,7 @@ fn prune(case: &mut Case, entry: &ModuleEntry, modules: &BTreeMap<String, Runnab
 }
 
 /// What the judges of a kernel say of a case.
-fn judged(
-    gpu: &Gpu,
-    case: &Case,
-    entry: &ModuleEntry,
-    found: &BTreeMap<String, Vec<u32>>,
-    started: Instant,
-) -> Result<ValidateRow> {
+fn judged(gpu: &Gpu, case: &Case, entry: &ModuleEntry, found: &Ran, started: Instant) -> Result<ValidateRow> {
     let mut row = ValidateRow {
         kernel: entry.kernel.clone(),
         format: case.case.clone(),
@@ -220,7 +226,11 @@ fn judged(
         .iter()
         .filter(|expect| expect.kernels.contains(&entry.kernel))
     {
-        let words = found.get(&expect.buffer).map(Vec::as_slice).unwrap_or_default();
+        let words = found
+            .buffers
+            .get(&expect.buffer)
+            .map(Vec::as_slice)
+            .unwrap_or_default();
         let verdict = case.judge(expect, words)?;
         row.cases += verdict.cases;
         row.bit_mismatches += verdict.bit_mismatches;
@@ -231,6 +241,10 @@ fn judged(
         if row.detail.is_empty() && !verdict.first.is_empty() {
             row.detail = verdict.first;
         }
+    }
+    if let Some(buffer) = found.overrun.first() {
+        row.passed = false;
+        row.detail = format!("something is written behind the end of `{buffer}`");
     }
     // Nothing compared is no pass.
     row.passed &= row.cases > 0;

@@ -8,6 +8,7 @@ mod check;
 mod dispatch;
 mod folder;
 mod geometry;
+mod harden;
 mod judge;
 pub mod manifest;
 mod modules;
@@ -28,7 +29,7 @@ pub use folder::Destination;
 pub use geometry::{Geometry, place};
 pub use judge::Verdict;
 pub use modules::{Choice, Module, Phase, Shape, Tweaks, kernel_names, others};
-pub use run::{Runnable, Runner};
+pub use run::{Ran, Runnable, Runner};
 
 use crate::error::Result;
 use cases::Case;

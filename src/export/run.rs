@@ -103,6 +103,20 @@ impl Runnable {
     }
 }
 
+/// What stands behind the end of every buffer.
+const GUARD: u32 = 0xdead_beef;
+/// How many words of it.
+const GUARDS: usize = 64;
+
+/// What a run left behind.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Ran {
+    /// What each buffer that is judged holds.
+    pub buffers: BTreeMap<String, Vec<u32>>,
+    /// Buffers behind whose end something was written.
+    pub overrun: Vec<String>,
+}
+
 /// Runs cases; each module is compiled once.
 #[derive(Debug)]
 pub struct Runner<'g> {
@@ -119,20 +133,17 @@ impl<'g> Runner<'g> {
         }
     }
 
-    /// Runs all steps of a case; what each buffer that is judged holds then. `modules` has those that the steps name.
+    /// Runs all steps of a case, each buffer with some guard words behind its end. `modules` has those that the steps name.
     ///
     /// # Errors
     /// [`Error::Shader`] with the compiler's words, [`Error::Usage`] where module and step do not fit, and what the device
     /// reports.
-    pub fn run(
-        &mut self,
-        case: &Case,
-        modules: &BTreeMap<String, Runnable>,
-    ) -> Result<BTreeMap<String, Vec<u32>>> {
+    pub fn run(&mut self, case: &Case, modules: &BTreeMap<String, Runnable>) -> Result<Ran> {
         let gpu = self.gpu;
         let mut buffers = BTreeMap::new();
         for buffer in &case.buffers {
-            buffers.insert(buffer.name.as_str(), gpu.upload(&buffer.name, &buffer.words)?);
+            let guarded: Vec<u32> = [&buffer.words[..], &[GUARD; GUARDS]].concat();
+            buffers.insert(buffer.name.as_str(), gpu.upload(&buffer.name, &guarded)?);
         }
         for step in &case.steps {
             let refuse = |reason: String| Error::Usage {
@@ -192,18 +203,26 @@ impl<'g> Runner<'g> {
             })?;
         }
         let mut found = BTreeMap::new();
-        for expect in &case.expect {
-            if found.contains_key(&expect.buffer) {
+        let mut overrun = Vec::new();
+        for known in &case.buffers {
+            let judged = case.expect.iter().any(|expect| expect.buffer == known.name);
+            let Some(buffer) = buffers.get(known.name.as_str()).filter(|_| judged) else {
                 continue;
-            }
-            if let (Some(buffer), Some(known)) =
-                (buffers.get(expect.buffer.as_str()), case.buffer(&expect.buffer))
+            };
+            let mut words: Vec<u32> = gpu.read(&known.name, buffer, known.words.len() + GUARDS)?;
+            if words
+                .split_off(known.words.len())
+                .iter()
+                .any(|&word| word != GUARD)
             {
-                let words = gpu.read(&expect.buffer, buffer, known.words.len())?;
-                found.insert(expect.buffer.clone(), words);
+                overrun.push(known.name.clone());
             }
+            found.insert(known.name.clone(), words);
         }
-        Ok(found)
+        Ok(Ran {
+            buffers: found,
+            overrun,
+        })
     }
 }
 

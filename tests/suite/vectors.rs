@@ -45,9 +45,10 @@ fn complaints(gpu: &kvpack::gpu::Gpu, export: &Export) -> Vec<String> {
     let (modules, mut runner) = (runnables(export), Runner::new(gpu));
     let mut found = Vec::new();
     for case in &export.cases {
-        let buffers = runner.run(case, &modules).unwrap();
+        let ran = runner.run(case, &modules).unwrap();
+        assert_eq!(ran.overrun, [""; 0], "{}", case.case);
         for expect in &case.expect {
-            let verdict = case.judge(expect, &buffers[&expect.buffer]).unwrap();
+            let verdict = case.judge(expect, &ran.buffers[&expect.buffer]).unwrap();
             if !verdict.passed() {
                 found.push(format!("{} {}: {}", case.case, verdict.name, verdict.first));
             }
@@ -489,7 +490,7 @@ fn a_shader_of_another_hand_is_judged_in_the_place_of_a_module() {
         code == Some(0) && said.contains("mine.wgsl in the place of quantize-int4"),
         "{said}"
     );
-    assert!(said.contains("7 checks passed, 0 failed"), "{said}");
+    assert!(said.contains("8 checks passed, 0 failed"), "{said}");
 
     // The line that browsers demand and naga refuses is no fault.
     let enabled = format!("enable subgroups;\n{quantize}");
@@ -500,7 +501,7 @@ fn a_shader_of_another_hand_is_judged_in_the_place_of_a_module() {
     assert_ne!(wrong, quantize);
     let (code, said) = judge(&mine("mine.wgsl", &wrong), &[]);
     assert!(
-        code == Some(1) && said.contains("0 checks passed, 7 failed"),
+        code == Some(1) && said.contains("0 checks passed, 8 failed"),
         "{said}"
     );
     let place =
@@ -513,6 +514,18 @@ fn a_shader_of_another_hand_is_judged_in_the_place_of_a_module() {
     let idle = quantize.replace("if (index >= params.runs * UNITS)", "if (true)");
     assert_ne!(idle, quantize);
     assert_eq!(judge(&mine("mine.wgsl", &idle), &[]).0, Some(1));
+
+    // What works only where a dispatch is small, a run full, or a list ends with its buffer is found too.
+    for (from, to) in [
+        ("(group.y * grid.x + group.x)", "group.x"),
+        ("i < run.z", "i < 4u"),
+        ("params.runs * UNITS", "4294967295u"),
+    ] {
+        let narrow = quantize.replace(from, to);
+        assert_ne!(narrow, quantize, "{from}");
+        let (code, said) = judge(&mine("mine.wgsl", &narrow), &[]);
+        assert!(code == Some(1) && said.contains("FAIL"), "{from}: {said}");
+    }
 
     let broken = quantize.replace("let unit = index", "let unit = nonsense + index");
     let line = broken.lines().position(|line| line.contains("nonsense")).unwrap() + 1;
@@ -549,7 +562,7 @@ fn a_shader_of_another_hand_is_judged_in_the_place_of_a_module() {
     );
     let (code, said) = judge(&split, &["--module", "attention_split-int4-int4-decode"]);
     assert!(
-        code == Some(0) && said.contains("12 checks passed, 0 failed"),
+        code == Some(0) && said.contains("13 checks passed, 0 failed"),
         "{said}"
     );
     let (code, said) = judge(&split, &["--module", "other"]);
