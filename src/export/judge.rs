@@ -88,8 +88,8 @@ impl Case {
         Ok(verdict)
     }
 
-    /// Judges an array that any other program made: the numbers of a buffer, in f16, f32 or f64. Where it holds fewer bits
-    /// than the buffer, one rounding to its type is allowed.
+    /// Judges an array that any other program made: the numbers of a buffer, in f16, f32 or f64, or their bits as u32 where
+    /// bits are compared. Where it holds fewer bits than the buffer, one rounding to its type is allowed.
     ///
     /// # Errors
     /// [`Error::Usage`] for a file that is no array of this shape and a type of these.
@@ -114,13 +114,18 @@ impl Case {
             )));
         }
         let integers = buffer.kind == NumberType::U32;
+        let words = matches!(expect.rule, Rule::Bits { .. });
         let size = match header.descr.as_str() {
-            "<u4" | "<i4" if integers => 4,
+            "<u4" | "<i4" if words => 4,
             "<f2" if !integers => 2,
             "<f4" if !integers => 4,
             "<f8" if !integers => 8,
             descr => {
-                let types = if integers { "<u4" } else { "<f2, <f4 and <f8" };
+                let types = match (integers, words) {
+                    (true, _) => "<u4",
+                    (false, true) => "<f2, <f4, <f8 and <u4, the bits of f32",
+                    (false, false) => "<f2, <f4 and <f8",
+                };
                 return Err(refuse(format!(
                     "its numbers are '{descr}'; types that are read here: {types}"
                 )));
@@ -132,7 +137,7 @@ impl Case {
         let mut bytes = vec![0; header.bytes as usize];
         std::io::Read::read_exact(&mut file, &mut bytes)
             .map_err(|error| refuse(format!("it cannot be read: {error}")))?;
-        if integers {
+        if header.descr.ends_with("4") && !header.descr.contains('f') {
             let (fours, _) = bytes.as_chunks::<4>();
             let words: Vec<u32> = fours.iter().map(|&four| u32::from_le_bytes(four)).collect();
             return self.judge(expect, &words);

@@ -124,7 +124,20 @@ def pack(values):
 ```
 
 Pages: word w of slot t lies at w x page_tokens + t, w = head x head_words + channel / (32 / bits); codes fill words from the
-lowest bits. `pages` has the numbers of each side, and `scale_offset` is where its scales begin.
+lowest bits. `pages` has the numbers of each side. Scales begin at word `scale_offset` and fill words from the lowest bits
+too; `scale_bits` of 16 are binary16, of 8 E4M3, of 32 f32. With c = head x head_dim + channel and H heads of d channels, the
+scale of slot t is element
+
+| `scale_layout` | element |
+|---|---|
+| `per_token` | head x page_tokens + t |
+| `per_block` (16 channels) | (c / 16, rounded down) x page_tokens + t |
+| `per_channel` | (t / token_group, rounded down) x H d + c |
+| `per_tensor`, `none` | none in the page: `tensor_scales` holds one for each layer and side, or numbers are stored as they are |
+
+Integers are two's complement. `fp4_e2m1`: codes 0 to 7 are 0, 0.5, 1, 1.5, 2, 3, 4, 6, and bit 3 is the sign. `fp8_e4m3`: a sign,
+4 bits of exponent with bias 7, 3 of mantissa, no infinities, 0x7f is NaN. A number is code x scale, one f32 multiply.
+`k_turns`, in the params of attention, is 0 here: only keys that are stored before RoPE need it.
 
 | work list | entry, in u32 |
 |---|---|
@@ -133,7 +146,7 @@ lowest bits. `pages` has the numbers of each side, and `scale_offset` is where i
 | `page_table` | K page, V page, first live slot, end of live slots |
 | `merges` | first partial, stride from one to the next, partials, output row; one entry a query token |
 
-Pictures of pages, every rule of rounding, and an example with numbers are in `shaders/README.md` of kvpack.
+Pictures of pages, every rule of rounding, and an example with numbers are in kvpack's repository, `shaders/README.md`.
 
 ";
 
@@ -172,7 +185,15 @@ def judge(expect, got):                      # got: the buffer's content, an arr
     return bool((near | (np.isinf(want) & (got == want))).all())
 ```
 
+A program with a page layout of its own starts from `k`, `v` and `q`. `sequences` says whose rows they are: `tokens` rows of `k` and
+`v` from `first_row` on, and the queries of its last `queries` tokens from `first_query` on; a query sees its own token and
+those before it. Token t of K is packed in page `k_pages[t / page_tokens]` if t < `k_packed`, and else waits in f16, in page
+`k_waiting[t / page_tokens]`; V likewise. `geometry` of a buffer has the numbers of its pages. What the steps pack is in
+`k_pages.expected.npy` and its like, per-tensor scales in `tensor_scales.expected.npy`: the buffers themselves start empty.
+
 Or let kvpack judge what your kernel, in any language, made of the inputs: save it as .npy and run
 
     kvpack validate --vectors FOLDER --result RESULT.npy
+
+`--expect NAME` says what it is where several arrays have its shape.
 ";
