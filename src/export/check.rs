@@ -284,6 +284,13 @@ fn plan(manifest: &Manifest, entry: &ModuleEntry) -> Result<(Choice, Vec<String>
         };
         lengths.iter().map(of).collect()
     };
+    let with_options = |choice: &Choice, pair: Pair| -> Result<Vec<Case>> {
+        let mut cases = cases::with_options(choice, pair, 4 * p + 44)?;
+        for case in &mut cases {
+            case.case = case.case.rsplit('-').next().unwrap_or_default().to_owned();
+        }
+        Ok(cases)
+    };
     match entry.kernel.as_str() {
         "quantize" | "quantize_group" | "dequantize" => {
             let page = layout("side")?;
@@ -300,6 +307,7 @@ fn plan(manifest: &Manifest, entry: &ModuleEntry) -> Result<(Choice, Vec<String>
             if shape.k_head_dim == shape.v_head_dim {
                 let pair = Pair::same(page.side);
                 cases.extend(over_lengths(&choice, pair, Phase::Decode)?);
+                cases.extend(with_options(&choice, pair)?);
             }
             Ok((choice, vec![module.name], cases))
         }
@@ -312,6 +320,7 @@ fn plan(manifest: &Manifest, entry: &ModuleEntry) -> Result<(Choice, Vec<String>
                 places.push(choice.attention_split(&k, &v, phase)?.name);
                 cases.extend(over_lengths(&choice, pair, phase)?);
             }
+            cases.extend(with_options(&choice, pair)?);
             Ok((choice, places, cases))
         }
         "attention_merge" => {
@@ -319,6 +328,7 @@ fn plan(manifest: &Manifest, entry: &ModuleEntry) -> Result<(Choice, Vec<String>
             choice.pairs = vec![pair];
             let mut cases = over_lengths(&choice, pair, Phase::Decode)?;
             cases.extend(over_lengths(&choice, pair, Phase::Prefill)?);
+            cases.extend(with_options(&choice, pair)?);
             let module = choice.attention_merge();
             Ok((choice, vec![module.name], cases))
         }
@@ -329,7 +339,8 @@ fn plan(manifest: &Manifest, entry: &ModuleEntry) -> Result<(Choice, Vec<String>
                 "amax" => choice.amax(),
                 _ => choice.tensor_scale(pair.k),
             };
-            let cases = over_lengths(&choice, pair, Phase::Decode)?;
+            let mut cases = over_lengths(&choice, pair, Phase::Decode)?;
+            cases.extend(with_options(&choice, pair)?);
             Ok((choice, vec![module.name], cases))
         }
         kernel => {

@@ -505,6 +505,17 @@ impl Plain {
         }
     }
 
+    /// Takes into account that large scores are off by more: each product and partial sum is rounded relative to the sum of
+    /// magnitudes.
+    pub(crate) fn large_scores(&mut self, q: &[f32], seen: &[(Vec<f32>, Vec<f32>)], scale: f64) {
+        let size = |key: &[f32]| -> f64 {
+            let products = q.iter().zip(key).map(|(a, b)| f64::from((a * b).abs()));
+            products.sum::<f64>() * scale
+        };
+        let largest = seen.iter().map(|(key, _)| size(key)).fold(0.0, f64::max);
+        self.score_error += largest * (q.len() as f64 / 4.0 + 6.0) * 6e-8;
+    }
+
     /// What each number of an output in f32 may be off by from `wanted`, the reference's row: see [`Fixture::compare`].
     pub(crate) fn bound(&self, wanted: &[f64]) -> f64 {
         let plain_error = wanted

@@ -63,7 +63,7 @@ fn every_case_of_the_eight_pairs_holds_on_this_adapter() {
         return;
     };
     let export = export(&choice(&TABLE), 117);
-    assert_eq!(export.cases.len(), 16 + 8 + 16);
+    assert_eq!(export.cases.len(), 16 + 4 + 8 + 16);
     let found = complaints(gpu, &export);
     assert!(found.is_empty(), "{}", found.join("\n"));
 }
@@ -493,7 +493,7 @@ fn a_shader_of_another_hand_is_judged_in_the_place_of_a_module() {
         code == Some(0) && said.contains("mine.wgsl in the place of quantize-int4"),
         "{said}"
     );
-    assert!(said.contains("8 checks passed, 0 failed"), "{said}");
+    assert!(said.contains("10 checks passed, 0 failed"), "{said}");
 
     // The line that browsers demand and naga refuses is no fault.
     let enabled = format!("enable subgroups;\n{quantize}");
@@ -504,7 +504,7 @@ fn a_shader_of_another_hand_is_judged_in_the_place_of_a_module() {
     assert_ne!(wrong, quantize);
     let (code, said) = judge(&mine("mine.wgsl", &wrong), &[]);
     assert!(
-        code == Some(1) && said.contains("0 checks passed, 8 failed"),
+        code == Some(1) && said.contains("0 checks passed, 10 failed"),
         "{said}"
     );
     let place =
@@ -565,7 +565,7 @@ fn a_shader_of_another_hand_is_judged_in_the_place_of_a_module() {
     );
     let (code, said) = judge(&split, &["--module", "attention_split-int4-int4-decode"]);
     assert!(
-        code == Some(0) && said.contains("13 checks passed, 0 failed"),
+        code == Some(0) && said.contains("15 checks passed, 0 failed"),
         "{said}"
     );
     let (code, said) = judge(&split, &["--module", "other"]);

@@ -6,6 +6,7 @@ mod other;
 mod pages;
 mod pair;
 mod side_rows;
+mod twist;
 
 pub use files::{read, write};
 
@@ -16,6 +17,7 @@ use super::modules::{Choice, Module, Phase};
 use crate::error::Result;
 use crate::pages::PageLayout;
 use crate::spec::Side;
+use twist::Twist;
 
 /// What `schema` of a case says.
 pub const SCHEMA: &str = "kvpack.case";
@@ -380,6 +382,17 @@ pub fn all(choice: &Choice, tokens: u32) -> Result<Vec<Case>> {
             cases.push(pair::case(choice, pair, phase, tokens)?);
         }
     }
+    // Options change nothing about formats: the first pair and the last stand for all.
+    let mut ends: Vec<_> = choice
+        .pairs
+        .first()
+        .into_iter()
+        .chain(choice.pairs.last())
+        .collect();
+    ends.dedup();
+    for &pair in ends {
+        cases.extend(with_options(choice, pair, tokens)?);
+    }
     let mut sides: Vec<(Side, bool)> = Vec::new();
     for pair in &choice.pairs {
         sides.extend([(pair.k, false), (pair.v, true)]);
@@ -408,6 +421,19 @@ pub fn all(choice: &Choice, tokens: u32) -> Result<Vec<Case>> {
 /// What does not fit the shape.
 pub fn of_pair(choice: &Choice, pair: crate::spec::Pair, phase: Phase, tokens: u32) -> Result<Case> {
     pair::case(choice, pair, phase, tokens)
+}
+
+/// Cases of one pair with every option of attention, and at the edges of what it takes; those of the chosen phases.
+///
+/// # Errors
+/// What does not fit the shape.
+pub fn with_options(choice: &Choice, pair: crate::spec::Pair, tokens: u32) -> Result<Vec<Case>> {
+    let shape = &choice.shape;
+    [Twist::options(shape.q_heads, shape.page_tokens), Twist::edges()]
+        .iter()
+        .filter(|twist| choice.phases.contains(&twist.phase()))
+        .map(|twist| pair::twisted(choice, pair, twist.phase(), tokens, twist))
+        .collect()
 }
 
 /// The case of one side: rows as bad as they come.

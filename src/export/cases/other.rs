@@ -114,79 +114,81 @@ pub(super) fn case(module: &Module) -> Result<Case> {
             formulas::norm(&x, COLUMNS as usize, Some(&gain))
         }
         "matmul" | "matvec" => {
+            // The outputs in two parts; the second begins off a tile.
             let weight = numbers(OUTPUTS * COLUMNS);
-            let (kind, words) = float_words(&formulas::by_quads(&weight, COLUMNS as usize), float);
             f32s(&mut case, "x", &[rows, COLUMNS], axes, "rows", &x);
-            let what = "a weight, four columns of all outputs after another";
-            case.data(
-                "weight",
-                kind,
-                &[COLUMNS / 4, OUTPUTS, 4],
-                "[column quad, output, 4]",
-                what,
-                words,
-            );
             output(&mut case, &[rows, OUTPUTS], "[row, output]");
-            let params = u32s(&[
-                ("rows", rows),
-                ("inner", COLUMNS),
-                ("columns", OUTPUTS),
-                ("first_column", 0),
-                ("output_columns", OUTPUTS),
-            ]);
-            case.step(
-                module,
-                &params,
-                &[("x", "x"), ("weight", "weight"), ("output", "output")],
-            )?;
+            for (name, first, end) in [("weight", 0, 9), ("weight_rest", 9, OUTPUTS)] {
+                let part = &weight[(first * COLUMNS) as usize..(end * COLUMNS) as usize];
+                let (kind, words) = float_words(&formulas::by_quads(part, COLUMNS as usize), float);
+                let what = "a part of a weight, four columns of all its outputs after another";
+                let shape = [COLUMNS / 4, end - first, 4];
+                case.data(name, kind, &shape, "[column quad, output, 4]", what, words);
+                let params = u32s(&[
+                    ("rows", rows),
+                    ("inner", COLUMNS),
+                    ("columns", end - first),
+                    ("first_column", first),
+                    ("output_columns", OUTPUTS),
+                ]);
+                case.step(
+                    module,
+                    &params,
+                    &[("x", "x"), ("weight", name), ("output", "output")],
+                )?;
+            }
             formulas::product(&x, &weight, COLUMNS as usize, float)
         }
         "rope" => {
             let (heads, head_dim, first_position) = (3, COLUMNS / 3, 5);
-            let rope = Rope {
-                theta: 10_000.0,
-                pairing: RopePairing::Halves,
-                scaling: RopeScaling::None,
-            };
-            let table = rope.table(head_dim, first_position + rows);
-            f32s(
-                &mut case,
-                "x",
-                &[rows, heads, head_dim],
-                "[token, head, channel]",
-                "heads",
-                &x,
-            );
-            let turns: Vec<f32> = bytemuck::cast_slice(&table.turns).to_vec();
-            let shape = [first_position + rows, head_dim / 2, 2];
-            f32s(
-                &mut case,
-                "turns",
-                &shape,
-                "[position, pair, (cos, sin)]",
-                "turns of each position",
-                &turns,
-            );
-            output(&mut case, &[rows, heads, head_dim], "[token, head, channel]");
-            let params = u32s(&[
-                ("tokens", rows),
-                ("heads", heads),
-                ("head_dim", head_dim),
-                ("first_position", first_position),
-                ("halves", 1),
-            ]);
-            case.step(
-                module,
-                &params,
-                &[("x", "x"), ("turns", "turns"), ("output", "output")],
-            )?;
-            let turned = |i: u32| {
-                let (row, channel) = (i / head_dim, i % head_dim);
-                let stored = |c: u32| f64::from(x[(row * head_dim + c) as usize]);
-                table.turned(first_position + row / heads, channel, stored)
-            };
-            // Two products and their sum.
-            (0..count).map(|i| [turned(i), 1e-6]).collect()
+            let axes = "[token, head, channel]";
+            let shape = [rows, heads, head_dim];
+            f32s(&mut case, "x", &shape, axes, "heads", &x);
+            for pairing in [RopePairing::Halves, RopePairing::Neighbours] {
+                let rope = Rope {
+                    theta: 10_000.0,
+                    pairing,
+                    scaling: RopeScaling::None,
+                };
+                let halves = pairing == RopePairing::Halves;
+                let table = rope.table(head_dim, first_position + rows);
+                let name = if halves { "output" } else { "output_neighbours" };
+                if halves {
+                    let turns: Vec<f32> = bytemuck::cast_slice(&table.turns).to_vec();
+                    let shape = [first_position + rows, head_dim / 2, 2];
+                    let what = "turns of each position";
+                    f32s(
+                        &mut case,
+                        "turns",
+                        &shape,
+                        "[position, pair, (cos, sin)]",
+                        what,
+                        &turns,
+                    );
+                }
+                case.filled(name, NumberType::F32, &shape, axes, "heads turned", POISON);
+                let params = u32s(&[
+                    ("tokens", rows),
+                    ("heads", heads),
+                    ("head_dim", head_dim),
+                    ("first_position", first_position),
+                    ("halves", u32::from(halves)),
+                ]);
+                case.step(
+                    module,
+                    &params,
+                    &[("x", "x"), ("turns", "turns"), ("output", name)],
+                )?;
+                let turned = |i: u32| {
+                    let (row, channel) = (i / head_dim, i % head_dim);
+                    let stored = |c: u32| f64::from(x[(row * head_dim + c) as usize]);
+                    table.turned(first_position + row / heads, channel, stored)
+                };
+                // Two products and their sum.
+                let wanted: Vec<[f64; 2]> = (0..count).map(|i| [turned(i), 1e-6]).collect();
+                case.bound(name, &[module.kernel], "in f64", &wanted);
+            }
+            return Ok(case);
         }
         "activation" => {
             f32s(&mut case, "x", &[count], "[number]", "numbers", &x);

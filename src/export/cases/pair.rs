@@ -1,11 +1,11 @@
 //! The case of a pair: two sequences are quantised into shuffled, poisoned pages, read back, and attended to.
 
 use super::super::modules::{Choice, Phase};
-use super::side_rows::{SideRows, float_words, list};
+use super::side_rows::{SideRows, float_words, list, rows_buffer};
+use super::twist::{Lie, Twist};
 use super::{Case, NumberType, POISON, Param, Sequence};
 use crate::error::{Error, Result};
 use crate::kernels::FloatType;
-use crate::options::AttentionOptions;
 use crate::reference::{self, AttentionShape, Partials};
 use crate::spec::{Pair, Side};
 use crate::validate::Random;
@@ -19,6 +19,11 @@ const PREFILL_QUERIES: u32 = 5;
 const SHORT: u32 = 5;
 
 pub(super) fn case(choice: &Choice, pair: Pair, phase: Phase, tokens: u32) -> Result<Case> {
+    twisted(choice, pair, phase, tokens, &Twist::default())
+}
+
+/// The same with every option, or at the edges of what attention takes.
+pub(super) fn twisted(choice: &Choice, pair: Pair, phase: Phase, tokens: u32, twist: &Twist) -> Result<Case> {
     let shape = &choice.shape;
     if tokens == 0 || tokens > 1 << 16 {
         return Err(Error::Shape {
@@ -28,11 +33,14 @@ pub(super) fn case(choice: &Choice, pair: Pair, phase: Phase, tokens: u32) -> Re
             advice: "some pages are enough to see all that a kernel does".to_owned(),
         });
     }
-    let lengths = [tokens, SHORT.min(tokens)];
+    let mut lengths = vec![tokens, SHORT.min(tokens)];
+    if twist.empty {
+        lengths.push(0);
+    }
     let mut random = Random::new(u64::from(tokens) << 32 | u64::from(shape.k_head_dim));
     let mut sequences = Vec::new();
     let (mut first_row, mut first_query) = (0, 0);
-    for tokens in lengths {
+    for &tokens in &lengths {
         let queries = match phase {
             Phase::Decode => 1,
             Phase::Prefill => PREFILL_QUERIES.min(tokens),
@@ -53,19 +61,33 @@ pub(super) fn case(choice: &Choice, pair: Pair, phase: Phase, tokens: u32) -> Re
             .filter(char::is_ascii_alphanumeric)
             .collect()
     };
+    let ending = match twist.name {
+        "" => phase.to_string(),
+        name => name.to_owned(),
+    };
+    let beside = match twist.name {
+        "options" => {
+            "; window, soft cap, scale and sinks, rows with gaps, ranges of half a page, output rows in reverse, no LSE"
+        }
+        "edges" => {
+            "; large scores, a third sequence without a token, ranges of half a page, output rows in reverse"
+        }
+        _ => "",
+    };
     let mut case = Case::new(
-        format!("attention-{}-{}-{phase}", name(pair.k), name(pair.v)),
+        format!("attention-{}-{}-{ending}", name(pair.k), name(pair.v)),
         format!(
             "K in {} and V in {}: rows are packed into pages, read back, and attended to ({phase}), in two sequences of {} and \
-             {} tokens",
+             {} tokens{beside}",
             pair.k, pair.v, lengths[0], lengths[1]
         ),
     );
     case.pair = Some(pair.to_string());
-    case.phase = Some(phase.to_string());
+    // The page that measures takes cases by their phase: plain ones.
+    case.phase = twist.name.is_empty().then(|| phase.to_string());
 
-    let mut k = SideRows::new(choice, pair.k, false, &lengths, &mut random)?;
-    let mut v = SideRows::new(choice, pair.v, true, &lengths, &mut random)?;
+    let mut k = SideRows::new(choice, pair.k, false, &lengths, (twist, &mut random))?;
+    let mut v = SideRows::new(choice, pair.v, true, &lengths, (twist, &mut random))?;
     for (i, sequence) in sequences.iter_mut().enumerate() {
         let [k, v] = [&k, &v].map(|side| side.places[i].clone());
         (sequence.k_pages, sequence.k_waiting, sequence.k_packed) = (k.pages, k.waiting, k.packed);
@@ -91,7 +113,10 @@ pub(super) fn case(choice: &Choice, pair: Pair, phase: Phase, tokens: u32) -> Re
     for side in [&mut k, &mut v] {
         side.pack(choice, &mut case, &sequences, &mut status)?;
     }
-    let scales = [k.tensor_scale, v.tensor_scale, 0.0, 0.0].map(f32::to_bits);
+    let mut scales = [0_u32; 4];
+    for side in [&k, &v] {
+        scales[side.place as usize] = side.tensor_scale.to_bits();
+    }
     if scales != [0; 4] {
         let what = "per-tensor scales, made from the largest magnitudes";
         case.bits(
@@ -105,7 +130,14 @@ pub(super) fn case(choice: &Choice, pair: Pair, phase: Phase, tokens: u32) -> Re
     let counts = vec![status.non_finite, status.saturated, 0, 0];
     let packers = [&k, &v].map(SideRows::packer);
     case.bits("status", &packers, "what packing counted", counts, Vec::new());
-    attend(choice, &mut case, [&k, &v], &sequences, phase, &mut random)?;
+    attend(
+        choice,
+        &mut case,
+        [&k, &v],
+        &sequences,
+        phase,
+        (twist, &mut random),
+    )?;
     case.sequences = sequences;
     Ok(case)
 }
@@ -116,7 +148,7 @@ fn attend(
     [k, v]: [&SideRows; 2],
     sequences: &[Sequence],
     phase: Phase,
-    random: &mut Random,
+    (twist, random): (&Twist, &mut Random),
 ) -> Result<()> {
     let shape = &choice.shape;
     let (q_heads, q_dim, v_dim) = (shape.q_heads, shape.k_head_dim, shape.v_head_dim);
@@ -137,7 +169,7 @@ fn attend(
         .filter_map(|kind| kind.module.variant)
         .map(|v| v.token_tile)
         .min();
-    let (merges, partials) = plan(&mut kinds, [k, v], sequences, tile.unwrap_or(1), q_heads)?;
+    let (merges, partials) = plan(&mut kinds, [k, v], sequences, (tile.unwrap_or(1), q_heads), twist)?;
     kinds.retain(|kind| !kind.items.is_empty());
 
     let arithmetic = kinds
@@ -148,16 +180,12 @@ fn attend(
         Arithmetic::F32,
         |known, a| if a == Arithmetic::F32 { known } else { a },
     );
-    let q: Vec<f32> = (0..rows * q_heads * q_dim).map(|_| random.normal()).collect();
-    let (kind, words) = float_words(&q, choice.queries);
-    case.data(
-        "q",
-        kind,
-        &[rows, q_heads, q_dim],
-        "[query token, query head, channel]",
-        "queries",
-        words,
-    );
+    let factor = twist.factor.unwrap_or(1.0);
+    let q: Vec<f32> = (0..rows * q_heads * q_dim)
+        .map(|_| random.normal() * factor)
+        .collect();
+    let lie = Lie::new(q_heads, q_dim, twist.gaps);
+    rows_buffer(case, "q", "queries", &q, (lie, choice.queries));
     let q: Vec<f32> = q
         .iter()
         .map(|&x| match choice.queries {
@@ -193,14 +221,18 @@ fn attend(
         "[query token, (first partial, stride, partials, output row)]",
         "what to combine",
     );
-    case.filled(
-        "sinks",
-        NumberType::F32,
-        &[q_heads],
-        "[query head]",
-        "not read: there are no sinks",
-        0,
-    );
+    let options = twist.options.map_sinks(Vec::as_slice);
+    match options.sinks {
+        Some(sinks) => {
+            let words = float_words(sinks, FloatType::F32).1;
+            let what = "a score without a value for each query head";
+            case.data("sinks", NumberType::F32, &[q_heads], "[query head]", what, words);
+        }
+        None => {
+            let what = "not read: there are no sinks";
+            case.filled("sinks", NumberType::F32, &[q_heads], "[query head]", what, 0);
+        }
+    }
     let output = match choice.outputs {
         FloatType::F32 => NumberType::F32,
         FloatType::F16 => NumberType::F16,
@@ -223,7 +255,6 @@ fn attend(
         POISON,
     );
 
-    let options = AttentionOptions::<&[f32]>::default();
     let mut reference_partials = Partials::new(partials as usize, v_dim);
     let wide: Vec<f64> = q.iter().map(|&x| f64::from(x)).collect();
     for kind in &kinds {
@@ -259,14 +290,14 @@ fn attend(
             ("items", Param::U32(kind.items.len() as u32)),
             ("q_heads", Param::U32(q_heads)),
             ("scale", Param::F32(options.score_scale(q_dim) as f32)),
-            ("k_tensor", Param::U32(0)),
-            ("v_tensor", Param::U32(1)),
+            ("k_tensor", Param::U32(k.place)),
+            ("v_tensor", Param::U32(v.place)),
             ("back", Param::U32(reach.back)),
             ("ahead", Param::U32(reach.ahead)),
-            ("softcap", Param::F32(0.0)),
-            ("q_offset", Param::U32(0)),
-            ("q_row", Param::U32(q_heads * q_dim / 4)),
-            ("q_head", Param::U32(q_dim / 4)),
+            ("softcap", Param::F32(options.softcap.unwrap_or(0.0))),
+            ("q_offset", Param::U32(lie.offset / 4)),
+            ("q_row", Param::U32(lie.row / 4)),
+            ("q_head", Param::U32(lie.head / 4)),
             ("k_turns", Param::U32(0)),
         ];
         let bindings = [
@@ -308,8 +339,8 @@ fn attend(
     let params = [
         ("rows", Param::U32(rows * q_heads)),
         ("q_heads", Param::U32(q_heads)),
-        ("sinks", Param::U32(0)),
-        ("lse", Param::U32(1)),
+        ("sinks", Param::U32(u32::from(options.sinks.is_some()))),
+        ("lse", Param::U32(u32::from(!twist.no_lse))),
     ];
     let bindings = ["merges", "partial_o", "partial_ml", "output", "lse", "sinks"].map(|name| (name, name));
     case.step(&choice.attention_merge(), &params, &bindings)?;
@@ -320,46 +351,73 @@ fn attend(
         &merges,
         q_heads,
         v_dim,
-        None,
+        options.sinks,
         &reference_partials,
         &mut outputs,
         &mut lse,
     );
-    let (mut judged, mut judged_lse) = (Vec::new(), Vec::new());
+    let mut judged = vec![[0.0; 2]; outputs.len()];
+    let mut judged_lse = vec![[0.0; 2]; lse.len()];
     for sequence in sequences {
         for query in 0..sequence.queries {
-            let seen = sequence.tokens - sequence.queries + query + 1;
+            let own = sequence.tokens.saturating_sub(sequence.queries) + query;
+            let first = options
+                .window
+                .map_or(0, |window| (own + 1).saturating_sub(window));
+            let seen = sequence.first_row + first..sequence.first_row + (own + 1).min(sequence.tokens);
+            let row = sequence.first_query + query;
             for head in 0..q_heads {
-                let row = ((sequence.first_query + query) * q_heads + head) as usize;
-                let plain = {
-                    let kv_head = head / (q_heads / shape.kv_heads);
-                    let pairs: Vec<_> = (sequence.first_row..sequence.first_row + seen)
-                        .map(|token| (k.head(token, kv_head), v.head(token, kv_head)))
-                        .collect();
-                    let q = &q[row * q_dim as usize..][..q_dim as usize];
-                    Plain::new(q, &pairs, (&options, None), (arithmetic, v_dim))
-                };
-                let wanted = &outputs[row * v_dim as usize..][..v_dim as usize];
+                let kv_head = head / (q_heads / shape.kv_heads);
+                let of = |token| (k.head(token, kv_head), v.head(token, kv_head));
+                let pairs: Vec<_> = seen.clone().map(of).collect();
+                let q = &q[((row * q_heads + head) * q_dim) as usize..][..q_dim as usize];
+                let sink = options.sinks.map(|sinks| sinks[head as usize]);
+                let mut plain = Plain::new(q, &pairs, (&options, sink), (arithmetic, v_dim));
+                if twist.factor.is_some() {
+                    plain.large_scores(q, &pairs, options.score_scale(q_dim));
+                }
+                let at = (output_row(row, rows, twist) * q_heads + head) as usize;
+                let wanted = &outputs[at * v_dim as usize..][..v_dim as usize];
                 let bound = plain.bound(wanted);
-                judged.extend(
-                    wanted
-                        .iter()
-                        .map(|&w| [w, bound + output_rounding(choice.outputs, w)]),
-                );
-                judged_lse.push([lse[row], plain.lse_bound(lse[row])]);
+                for (judged, &w) in judged[at * v_dim as usize..].iter_mut().zip(wanted) {
+                    *judged = [w, bound + output_rounding(choice.outputs, w)];
+                }
+                // An infinity must be met as it is; bounds are numbers.
+                let bound = if lse[at].is_finite() {
+                    plain.lse_bound(lse[at])
+                } else {
+                    0.0
+                };
+                judged_lse[at] = [lse[at], bound];
             }
         }
     }
     let kernels = ["attention_split", "attention_merge"];
     let what = "attention in f64 over the same pages; bound: twice the error of plain f32 attention + 4e-6 x the largest value";
     case.bound("output", &kernels, what, &judged);
-    case.bound(
-        "lse",
-        &kernels,
-        "log of the sum of exp(score), in f64",
-        &judged_lse,
-    );
+    if twist.no_lse {
+        let untouched = vec![POISON; judged_lse.len()];
+        case.bits(
+            "lse",
+            &kernels[1..],
+            "not asked for, so that nothing is written",
+            untouched,
+            Vec::new(),
+        );
+    } else {
+        case.bound(
+            "lse",
+            &kernels,
+            "log of the sum of exp(score), in f64",
+            &judged_lse,
+        );
+    }
     Ok(())
+}
+
+/// The output row of a query.
+fn output_row(query: u32, rows: u32, twist: &Twist) -> u32 {
+    if twist.ranges { rows - 1 - query } else { query }
 }
 
 /// Ranges of one kind: packed, or waiting on either side.
@@ -375,21 +433,23 @@ fn plan(
     kinds: &mut [Kind],
     [k, v]: [&SideRows; 2],
     sequences: &[Sequence],
-    tile: u32,
-    q_heads: u32,
+    (tile, q_heads): (u32, u32),
+    twist: &Twist,
 ) -> Result<(Vec<Merge>, u32)> {
     let (mut merges, mut partials) = (Vec::new(), 0);
     let page = k.page.tokens;
+    let range = if twist.ranges { page / 2 } else { page };
+    let rows = sequences.iter().map(|sequence| sequence.queries).sum();
     for (i, sequence) in sequences.iter().enumerate() {
         let packed = [k.places[i].packed, v.places[i].packed];
-        let first_position = sequence.tokens - sequence.queries;
+        let first_position = sequence.tokens.saturating_sub(sequence.queries);
         for first in (0..sequence.queries).step_by(tile as usize) {
             let queries = tile.min(sequence.queries - first);
             let (base, stride) = (partials, queries * q_heads);
             let mut count = 0;
             let mut start = 0;
             while start < sequence.tokens {
-                let ends = [packed[0], packed[1], (start / page + 1) * page];
+                let ends = [packed[0], packed[1], (start / range + 1) * range];
                 let end = ends
                     .into_iter()
                     .filter(|&end| end > start)
@@ -431,7 +491,7 @@ fn plan(
                 first: base + t * q_heads,
                 stride,
                 count,
-                row: sequence.first_query + first + t,
+                row: output_row(sequence.first_query + first + t, rows, twist),
             }));
         }
     }

@@ -1,6 +1,7 @@
 //! K or V of the sequences of a case: its rows, the pages that they are packed into, and what these hold.
 
 use super::super::modules::Choice;
+use super::twist::{Lie, Twist};
 use super::{Case, NumberType, POISON, Param, Sequence};
 use crate::error::Result;
 use crate::kernels::FloatType;
@@ -39,6 +40,10 @@ pub(super) struct SideRows {
     pub waiting_pool: Vec<u32>,
     /// What the pages hold.
     pub dequantised: Vec<f32>,
+    /// Place of its per-tensor scale.
+    pub place: u32,
+    /// How the rows lie in their buffer.
+    lie: Lie,
 }
 
 impl SideRows {
@@ -47,7 +52,7 @@ impl SideRows {
         side: Side,
         value: bool,
         lengths: &[u32],
-        random: &mut Random,
+        (twist, random): (&Twist, &mut Random),
     ) -> Result<SideRows> {
         let page = choice.shape.page(side, value)?;
         let row = (page.heads * page.head_dim) as usize;
@@ -106,6 +111,8 @@ impl SideRows {
             dequantised: vec![0.0; rows.len()],
             rows,
             places,
+            place: twist.place + u32::from(value),
+            lie: Lie::new(page.heads, page.head_dim, twist.gaps),
         })
     }
 
@@ -114,10 +121,6 @@ impl SideRows {
             Some(_) => "quantize_group",
             None => "quantize",
         }
-    }
-
-    fn place(&self) -> u32 {
-        u32::from(self.name == "v")
     }
 
     pub fn buffer(&self, what: &str) -> String {
@@ -171,19 +174,11 @@ impl SideRows {
         let row = page.heads * page.head_dim;
         let tokens = self.rows.len() as u32 / row;
         let what = if name == "k" { "new keys" } else { "new values" };
-        let (kind, words) = float_words(&self.rows, choice.rows);
-        case.data(
-            name,
-            kind,
-            &[tokens, page.heads, page.head_dim],
-            "[token, head, channel]",
-            what,
-            words,
-        );
+        rows_buffer(case, name, what, &self.rows, (self.lie, choice.rows));
         let strides = [
-            ("row_offset", Param::U32(0)),
-            ("row_stride", Param::U32(row)),
-            ("head_stride", Param::U32(page.head_dim)),
+            ("row_offset", Param::U32(self.lie.offset)),
+            ("row_stride", Param::U32(self.lie.row)),
+            ("head_stride", Param::U32(self.lie.head)),
         ];
         if self.side.layout == ScaleLayout::PerTensor {
             let largest = self.buffer("largest");
@@ -193,7 +188,7 @@ impl SideRows {
                 ("tokens", Param::U32(tokens)),
                 ("heads", Param::U32(page.heads)),
                 ("head_dim", Param::U32(page.head_dim)),
-                ("slot", Param::U32(self.place())),
+                ("slot", Param::U32(self.place)),
             ];
             let params = [&shape[..], &strides].concat();
             case.step(
@@ -201,7 +196,7 @@ impl SideRows {
                 &params,
                 &[("source", name), ("largest", &largest)],
             )?;
-            let params = [("first", Param::U32(self.place())), ("slots", Param::U32(1))];
+            let params = [("first", Param::U32(self.place)), ("slots", Param::U32(1))];
             let bindings = [("largest", largest.as_str()), ("tensor_scales", "tensor_scales")];
             case.step(&choice.tensor_scale(self.side), &params, &bindings)?;
         }
@@ -223,7 +218,7 @@ impl SideRows {
             RUN,
             "runs of up to four slots of a page, with the row of the first",
         );
-        let place = [("side_tensor", Param::U32(self.place()))];
+        let place = [("side_tensor", Param::U32(self.place))];
         let params = [&strides[..], &place, &[("runs", Param::U32(runs.len() as u32))]].concat();
         let bindings = [
             ("source", name),
@@ -400,6 +395,30 @@ pub(super) fn list<T: bytemuck::Pod>(case: &mut Case, name: &str, entries: &[T],
         what,
         words,
     );
+}
+
+/// Adds a buffer of rows of heads as they lie.
+pub(super) fn rows_buffer(
+    case: &mut Case,
+    name: &str,
+    what: &str,
+    rows: &[f32],
+    (lie, float): (Lie, FloatType),
+) {
+    let spread = lie.spread(rows);
+    let (kind, words) = float_words(&spread, float);
+    let count = spread.len() as u32;
+    if lie.row == lie.heads * lie.dim {
+        let shape = [count / lie.row, lie.heads, lie.dim];
+        let axes = match name {
+            "q" => "[query token, query head, channel]",
+            _ => "[token, head, channel]",
+        };
+        case.data(name, kind, &shape, axes, what, words);
+    } else {
+        let what = format!("{what}: offset and strides are in the params, NaN between them");
+        case.data(name, kind, &[count], "[number]", &what, words);
+    }
 }
 
 /// Numbers as words of a type.
