@@ -44,8 +44,12 @@ impl Header {
 /// Opens a file and reads its header; the file stands at its data. The error says what is wrong.
 pub fn open(path: &Path) -> Result<(File, Header), String> {
     let failed = |error: io::Error| format!("it cannot be read: {error}");
+    let found = std::fs::metadata(path).map_err(failed)?;
+    if !found.is_file() {
+        return Err("it is no regular file".to_owned());
+    }
     let mut file = File::open(path).map_err(failed)?;
-    let length = file.metadata().map_err(failed)?.len();
+    let length = found.len();
     let mut start = [0; 12];
     let known = length.min(12) as usize;
     file.read_exact(&mut start[..known]).map_err(failed)?;

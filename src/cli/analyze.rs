@@ -63,6 +63,7 @@ impl Args {
             ("--csv", self.csv.as_deref()),
             ("--plot", self.plot.as_deref()),
         ])?;
+        outputs.keep(&[("the file", Some(&self.file))], &[])?;
         let axes = if self.heads_first {
             Axes::HeadsFirst
         } else {

@@ -43,7 +43,7 @@ impl AdapterArgs {
         Ok(if self.no_tuning { gpu } else { gpu.tuned()? })
     }
 
-    fn given(&self) -> Option<String> {
+    pub fn given(&self) -> Option<String> {
         let adapter = self.adapter.as_ref().map(|name| format!("--adapter {name}"));
         adapter.or_else(|| self.backend.map(|backend| format!("--backend {backend}")))
     }

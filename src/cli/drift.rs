@@ -80,6 +80,12 @@ impl Args {
             ("--csv", self.csv.as_deref()),
             ("--plot", self.plot.as_deref()),
         ])?;
+        let read = [
+            ("--model", self.model.as_deref()),
+            ("--text", self.text.as_deref()),
+            ("--tokens", self.tokens.as_deref()),
+        ];
+        outputs.keep(&read, &[])?;
         let (device, remark) = self.adapter.device(self.device)?;
         if let Some(remark) = remark {
             tell(&remark);

@@ -1,6 +1,8 @@
 //! Printing that outlives a closed pipe, progress, and the files of a report.
 
+use std::fs;
 use std::io::{self, Write};
+use std::path::Path;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use kvpack::report::output::Destination;
@@ -61,6 +63,40 @@ impl Outputs {
             .into_iter()
             .map(|(option, _, destination)| (option, destination));
         Ok(Outputs(chosen.collect()))
+    }
+
+    /// Refuses a report in the place of a file that the run reads, or in a folder whose content is its own affair.
+    pub fn keep(
+        &self,
+        inputs: &[(&'static str, Option<&Path>)],
+        folders: &[(&'static str, Option<&Path>)],
+    ) -> Result<(), Failure> {
+        for (option, destination) in &self.0 {
+            let Destination::File(path) = destination else {
+                continue;
+            };
+            let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+            let parent = fs::canonicalize(parent.unwrap_or(Path::new("."))).unwrap_or_default();
+            let is = |given: &Path| destination.is_same(&Destination::File(given.to_path_buf()));
+            let within = |given: &Path| {
+                fs::canonicalize(given).is_ok_and(|given| given.is_dir() && parent.starts_with(&given))
+            };
+            let same = inputs
+                .iter()
+                .map(|(input, given)| (input, given.filter(|given| is(given))));
+            let inside = folders
+                .iter()
+                .map(|(input, given)| (input, given.filter(|given| is(given) || within(given))));
+            for (input, given) in same.chain(inside) {
+                let Some(given) = given else { continue };
+                return Err(usage(
+                    format!("{option} {} beside {input} {}", path.display(), given.display()),
+                    "the report would take the place of what is read, or lie among it",
+                    "name another file",
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// Whether standard output belongs to one of them, so that nothing else may be printed there.

@@ -65,6 +65,7 @@ impl Args {
     /// Computes, then prints and writes.
     pub fn run(self) -> Result<(), Failure> {
         let outputs = Outputs::check(&[("--json", self.json.as_deref()), ("--csv", self.csv.as_deref())])?;
+        outputs.keep(&[("--config", self.config.as_deref())], &[])?;
         let config = self.config.as_deref().map(Config::read).transpose()?;
         let given = Given {
             layers: self.layers,

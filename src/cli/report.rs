@@ -94,6 +94,13 @@ impl Args {
             ("--json", self.json.as_deref()),
             ("--csv", self.csv.as_deref()),
         ])?;
+        let read = [
+            ("--bench", self.bench.as_deref()),
+            ("--model", self.model.as_deref()),
+            ("--text", self.text.as_deref()),
+            ("--tokens", self.tokens.as_deref()),
+        ];
+        outputs.keep(&read, &[])?;
         let bench = self.bench.as_deref().map(read_bench).transpose()?;
         let (device, remark) = self.adapter.device(self.device)?;
         if let Some(remark) = remark {

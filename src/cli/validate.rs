@@ -54,7 +54,24 @@ impl Args {
     /// Runs the checks, a line as each is done.
     pub fn run(self) -> Result<(), Failure> {
         let outputs = Outputs::check(&[("--json", self.json.as_deref())])?;
+        let read = [
+            ("--wgsl", self.wgsl.as_deref()),
+            ("--result", self.result.as_deref()),
+        ];
+        let folders = [
+            ("--manifest", self.manifest.as_deref()),
+            ("--vectors", self.vectors.as_deref()),
+        ];
+        outputs.keep(&read, &folders)?;
         if let (Some(folder), Some(result)) = (&self.vectors, &self.result) {
+            if let Some(given) = self.adapter.given() {
+                let reason = "a result is judged without an adapter";
+                return Err(usage(
+                    format!("--vectors with {given}"),
+                    reason,
+                    "leave one of the two out",
+                ));
+            }
             return self.judge_result(&outputs, folder, result);
         }
         if let (Some(wgsl), Some(manifest)) = (&self.wgsl, &self.manifest) {
@@ -81,29 +98,39 @@ impl Args {
 
     /// Runs another's shader through the cases of a module.
     fn judge_shader(&self, outputs: &Outputs, wgsl: &Path, manifest: &Path) -> Result<(), Failure> {
-        let manifest = Manifest::read(manifest)?;
         let file = wgsl.display().to_string();
-        let text = std::fs::read_to_string(wgsl).map_err(|error| {
-            let advice = "name a file of WGSL text";
-            usage(
-                format!("--wgsl {file}"),
-                format!("it cannot be read: {error}"),
-                advice,
-            )
-        })?;
-        let candidate = export::candidate(&manifest, &file, &text, self.module.as_deref())?;
-        let gpu = self.adapter.open()?;
-        if !outputs.take_stdout() {
-            print(&format!("{file} in the place of {}\n", candidate.entry.name))?;
+        let text = shader_text(wgsl)?;
+        if !manifest.exists() {
+            let asked = format!("--manifest {}", manifest.display());
+            return Err(usage(
+                asked,
+                "there is no such file",
+                "name the manifest.json of an export, or its folder",
+            ));
         }
-        let (rows, printed) = show(outputs, |report| {
-            export::check(&gpu, &manifest, &candidate, report)
+        let manifest = Manifest::read(manifest)?;
+        // Compilers go down into expressions: a deep one takes a stack larger than a process has.
+        let (rows, printed, place) = std::thread::scope(|scope| {
+            let work = || {
+                let candidate = export::candidate(&manifest, &file, &text, self.module.as_deref())?;
+                let gpu = self.adapter.open()?;
+                let place = candidate.entry.name.clone();
+                if !outputs.take_stdout() {
+                    print(&format!("{file} in the place of {place}\n"))?;
+                }
+                let (rows, printed) = show(outputs, |report| {
+                    export::check(&gpu, &manifest, &candidate, report)
+                })?;
+                Ok::<_, Failure>((rows, printed, place))
+            };
+            let deep = std::thread::Builder::new().stack_size(STACK);
+            let failed = |reason: &str| Failure::Checks(format!("{file} was not judged: {reason}"));
+            let thread = deep.spawn_scoped(scope, work);
+            let thread = thread.map_err(|error| failed(&error.to_string()))?;
+            thread.join().map_err(|_| failed("the compiler gave up"))?
         })?;
         if rows.is_empty() {
-            let message = format!(
-                "no case dispatches {}: nothing was compared",
-                candidate.entry.name
-            );
+            let message = format!("no case dispatches {place}: nothing was compared");
             return Err(Failure::Checks(message));
         }
         finish(outputs, &rows, printed)
@@ -113,6 +140,10 @@ impl Args {
     fn judge_result(&self, outputs: &Outputs, folder: &Path, result: &Path) -> Result<(), Failure> {
         let case = match &self.case {
             Some(name) => {
+                if folder.join("case.json").exists() {
+                    let asked = format!("--vectors {} --case {name}", folder.display());
+                    return Err(usage(asked, "the folder is that of one case", "leave --case out"));
+                }
                 let manifest = Manifest::read(folder)?;
                 let entry = manifest.vectors.iter().find(|entry| entry.case == *name);
                 let entry = entry.ok_or_else(|| {
@@ -139,12 +170,8 @@ impl Args {
         let started = std::time::Instant::now();
         let verdict = case.judge_file(expect, result)?;
         let row = ValidateRow {
-            kernel: result
-                .file_name()
-                .unwrap_or_default()
-                .to_string_lossy()
-                .into_owned(),
-            format: format!("{} {}", case.case, expect.name),
+            kernel: expect.name.clone(),
+            format: case.pair.clone().unwrap_or_else(|| "-".to_owned()),
             cases: verdict.cases,
             bit_mismatches: verdict.bit_mismatches,
             worst_share_of_bound: verdict.sums.map(|sums| sums.share()),
@@ -169,6 +196,30 @@ impl Args {
         })?;
         finish(outputs, &rows, printed)
     }
+}
+
+/// The longest shader that is read: exported ones have some tens of KiB.
+const MOST_TEXT: u64 = 512 << 10;
+/// What the deepest expression of such a text may take.
+const STACK: usize = 1 << 30;
+
+fn shader_text(path: &Path) -> Result<String, Failure> {
+    let refuse = |reason: String| {
+        let asked = format!("--wgsl {}", path.display());
+        usage(asked, reason, "name a file of WGSL text")
+    };
+    let failed = |error: std::io::Error| refuse(format!("it cannot be read: {error}"));
+    let found = std::fs::metadata(path).map_err(failed)?;
+    if !found.is_file() {
+        return Err(refuse("it is no regular file".to_owned()));
+    }
+    if found.len() > MOST_TEXT {
+        return Err(refuse(format!(
+            "it has {} bytes; at most {MOST_TEXT} are read",
+            found.len()
+        )));
+    }
+    std::fs::read_to_string(path).map_err(failed)
 }
 
 /// Prints rows as `work` reports them; a bar stands in for them where standard output belongs to the JSON.

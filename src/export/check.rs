@@ -22,6 +22,8 @@ pub struct Candidate<'m> {
     text: String,
     /// What errors call it.
     file: String,
+    /// Its workgroup memory.
+    workgroup_bytes: u32,
 }
 
 /// Parses a shader and finds whose place it takes: the module of `name`, or of the file's name, or the only one whose entry
@@ -29,7 +31,7 @@ pub struct Candidate<'m> {
 ///
 /// # Errors
 /// [`Error::Shader`] with the compiler's words, the file and the line; [`Error::Usage`] where no module or several fit;
-/// [`Error::Manifest`] where the shader lacks the module's entry point.
+/// [`Error::Shader`] too where the shader lacks the module's entry point or has another workgroup.
 pub fn candidate<'m>(
     manifest: &'m Manifest,
     file: &str,
@@ -96,10 +98,35 @@ pub fn candidate<'m>(
     if !entry_points.contains(&entry.entry_point.as_str()) {
         return Err(missing(file, &entry_points, &[entry]));
     }
+    let wrong = |reason: String| Error::Shader {
+        kernel: file.to_owned(),
+        message: reason,
+    };
+    let size = parsed
+        .entry_points
+        .iter()
+        .find(|point| point.name == entry.entry_point);
+    let size = size.map(|point| point.workgroup_size).unwrap_or_default();
+    if size != entry.workgroup_size {
+        return Err(wrong(format!(
+            "its workgroup is {size:?}, and the manifest dispatches for {:?}: change `workgroup_size` in a manifest of yours",
+            entry.workgroup_size
+        )));
+    }
+    if let Some(binding) = entry.bindings.iter().find(|binding| binding.group != 0) {
+        return Err(Error::Manifest {
+            file: entry.name.clone(),
+            reason: format!(
+                "`{}` is in group {}; kernels use group 0",
+                binding.name, binding.group
+            ),
+        });
+    }
     Ok(Candidate {
         entry,
         text,
         file: file.to_owned(),
+        workgroup_bytes: reflect::workgroup_bytes(file, &parsed)?,
     })
 }
 
@@ -111,9 +138,9 @@ fn missing(file: &str, entry_points: &[&str], wanted: &[&ModuleEntry]) -> Error 
     let mut names: Vec<&str> = wanted.iter().map(|module| module.entry_point.as_str()).collect();
     names.sort_unstable();
     names.dedup();
-    Error::Manifest {
-        file: file.to_owned(),
-        reason: format!("{has}; the manifest wants {}", names.join(", ")),
+    Error::Shader {
+        kernel: file.to_owned(),
+        message: format!("{has}; the manifest wants {}", names.join(", ")),
     }
 }
 
@@ -128,6 +155,16 @@ pub fn check(
     report: &mut dyn FnMut(&ValidateRow),
 ) -> Result<Vec<ValidateRow>> {
     let entry = candidate.entry;
+    // wgpu does not count it.
+    let allowed = gpu.device().limits().max_compute_workgroup_storage_size;
+    if candidate.workgroup_bytes > allowed {
+        return Err(Error::Limit {
+            what: format!("`{}` (bytes of workgroup memory)", candidate.file),
+            needed: u64::from(candidate.workgroup_bytes),
+            allowed: u64::from(allowed),
+            advice: "use smaller arrays in workgroup memory".to_owned(),
+        });
+    }
     let (choice, places, cases) = plan(manifest, entry)?;
     let own = Runnable::new(entry, candidate.text.clone(), candidate.file.clone());
     let mut modules = BTreeMap::new();

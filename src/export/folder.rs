@@ -5,6 +5,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use super::cases;
 use super::manifest::{FILE, Manifest};
 use super::{README, VECTORS};
 use crate::error::{Error, Result};
@@ -124,11 +125,29 @@ fn strange(folder: &Path) -> io::Result<Option<String>> {
     if names.is_empty() {
         return Ok(None);
     }
-    let mut known: BTreeSet<String> = [FILE, README, VECTORS].map(str::to_owned).into();
-    match Manifest::read(folder) {
-        Ok(manifest) => known.extend(manifest.modules.into_iter().map(|module| module.file)),
+    let manifest = match Manifest::read(folder) {
+        Ok(manifest) => manifest,
         Err(_) if names.contains(FILE) => return Ok(Some(format!("a {FILE} of something else"))),
-        Err(_) => known.clear(),
+        Err(_) => return Ok(names.into_iter().next().map(|name| format!("`{name}`"))),
+    };
+    let mut known: BTreeSet<String> = [FILE, README].map(str::to_owned).into();
+    known.extend(manifest.modules.iter().map(|module| module.file.clone()));
+    if names.contains(VECTORS) {
+        known.insert(VECTORS.to_owned());
+        for entry in fs::read_dir(folder.join(VECTORS))? {
+            let name = entry?.file_name().to_string_lossy().into_owned();
+            let path = format!("{VECTORS}/{name}");
+            let found = match manifest.vectors.iter().any(|case| case.folder == path) {
+                true => cases::strange(&folder.join(&path))?,
+                false => Some(String::new()),
+            };
+            if let Some(file) = found {
+                return Ok(Some(format!(
+                    "`{}`",
+                    format!("{path}/{file}").trim_end_matches('/')
+                )));
+            }
+        }
     }
     Ok(names
         .into_iter()

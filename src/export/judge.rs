@@ -53,7 +53,8 @@ impl Case {
                 counted,
                 ..
             } => {
-                verdict.cases = wanted.len() as u64;
+                let counts = |i: usize| counted.get(i).is_none_or(|&mask| mask != 0);
+                verdict.cases = (0..wanted.len()).filter(|&i| counts(i)).count() as u64;
                 for (i, (&wanted, &got)) in wanted.iter().zip(words).enumerate() {
                     let differ = (wanted ^ got) & counted.get(i).copied().unwrap_or(u32::MAX);
                     if differ == 0 {
@@ -218,9 +219,14 @@ impl Case {
         let refuse = |reason: String| Error::Usage {
             asked: format!("result `{}` for case {}", path.display(), self.case),
             reason,
-            advice: format!("name what it is with --expect: {}", self.expected()),
+            advice: format!("these are expected, and --expect names one: {}", self.expected()),
         };
-        let (_, header) = npy::open(path).map_err(refuse)?;
+        let (_, header) = npy::open(path).map_err(|reason| Error::Usage {
+            asked: format!("result `{}`", path.display()),
+            reason,
+            advice: "write it with numpy.save(file, numpy.ascontiguousarray(x, dtype=numpy.float32))"
+                .to_owned(),
+        })?;
         let same = |expect: &&Expect| {
             let buffer = self.buffer(&expect.buffer);
             buffer.is_some_and(|buffer| {
@@ -284,6 +290,8 @@ impl Case {
         for (i, ((&wanted, &bound), &got)) in numbers.iter().zip(bounds).zip(got).enumerate() {
             let (error, bound) = if got == wanted {
                 (0.0, f64::MIN_POSITIVE)
+            } else if wanted.is_infinite() {
+                (f64::INFINITY, f64::MIN_POSITIVE)
             } else {
                 ((got - wanted).abs(), bound + rounding(wanted))
             };

@@ -265,7 +265,7 @@ fn constants(module: &naga::Module, words: &Words<'_>) -> Vec<ConstantEntry> {
 }
 
 /// Workgroup memory as WebGPU counts it.
-fn workgroup_bytes(kernel: &str, module: &naga::Module) -> Result<u32> {
+pub(crate) fn workgroup_bytes(kernel: &str, module: &naga::Module) -> Result<u32> {
     let mut layouts = Layouter::default();
     layouts
         .update(module.to_ctx())
@@ -274,9 +274,12 @@ fn workgroup_bytes(kernel: &str, module: &naga::Module) -> Result<u32> {
         .global_variables
         .iter()
         .filter(|(_, variable)| variable.space == AddressSpace::WorkGroup);
+    // An array of another's shader may be of any size.
     Ok(shared
-        .map(|(_, variable)| layouts[variable.ty].size.next_multiple_of(16))
-        .sum())
+        .map(|(_, variable)| layouts[variable.ty].size)
+        .fold(0, |sum: u32, size| {
+            sum.saturating_add(size).saturating_add(15) / 16 * 16
+        }))
 }
 
 /// Types and comments of a text, line by line: kernels keep a declaration a line.

@@ -9,8 +9,10 @@ use super::{Case, NumberType, Rule, SCHEMA, VERSION};
 use crate::error::{Error, Result};
 use crate::npy;
 
-/// The most numbers of an array: cases are small.
+/// The most numbers of all buffers, and of an array: cases are small.
 const MAX_NUMBERS: u64 = 1 << 26;
+/// The file that says what the others are.
+const CASE: &str = "case.json";
 /// The longest `case.json`.
 const MAX_JSON: u64 = 1 << 24;
 
@@ -65,7 +67,7 @@ pub fn write(case: &Case, folder: &Path) -> io::Result<()> {
         }
     }
     let json = serde_json::to_vec_pretty(case).map_err(io::Error::other)?;
-    fs::write(folder.join("case.json"), json)
+    fs::write(folder.join(CASE), json)
 }
 
 /// Reads a case from its folder.
@@ -73,7 +75,7 @@ pub fn write(case: &Case, folder: &Path) -> io::Result<()> {
 /// # Errors
 /// [`Error::Usage`] names the file and says what is wrong with it.
 pub fn read(folder: &Path) -> Result<Case> {
-    let path = folder.join("case.json");
+    let path = folder.join(CASE);
     let refuse = |reason: String| Error::Usage {
         asked: format!("golden vectors in `{}`", folder.display()),
         reason,
@@ -94,7 +96,8 @@ pub fn read(folder: &Path) -> Result<Case> {
             case.schema, case.version
         )));
     }
-    let mut names = BTreeSet::new();
+    check_words(&case).map_err(refuse)?;
+    let (mut names, mut left) = (BTreeSet::new(), MAX_NUMBERS);
     for buffer in &mut case.buffers {
         let name = buffer.name.clone();
         let refuse = |reason: String| refuse(format!("buffer `{name}`: {reason}"));
@@ -105,8 +108,9 @@ pub fn read(folder: &Path) -> Result<Case> {
             .shape
             .iter()
             .try_fold(1_u64, |n, &extent| n.checked_mul(extent.into()))
-            .filter(|&n| n <= MAX_NUMBERS)
+            .filter(|&n| n <= left)
             .ok_or_else(|| refuse(format!("its shape {:?} is too large", buffer.shape)))?;
+        left -= numbers;
         let words = (numbers * u64::from(buffer.kind.bytes())).div_ceil(4) as usize;
         buffer.words = match (&buffer.file, &buffer.fill) {
             (Some(file), None) => {
@@ -171,10 +175,71 @@ pub fn read(folder: &Path) -> Result<Case> {
                 }
                 *numbers = floats_of(&array(folder, file, "<f8", shape).map_err(&refuse)?);
                 *bounds = floats_of(&array(folder, bound, "<f8", shape).map_err(&refuse)?);
+                let sound = |bound: &f64| bound.is_finite() && *bound >= 0.0;
+                if !bounds.iter().all(sound) || numbers.iter().any(|x| x.is_nan()) {
+                    return Err(refuse(
+                        "a bound is no number from 0 on, or NaN is expected".to_owned(),
+                    ));
+                }
             }
         }
     }
     Ok(case)
+}
+
+/// The first file in the folder of a case that belongs to no case as it was written.
+pub(crate) fn strange(folder: &Path) -> io::Result<Option<String>> {
+    let mut known = BTreeSet::from([CASE.to_owned()]);
+    let text = fs::read(folder.join(CASE)).unwrap_or_default();
+    let Ok(case) = serde_json::from_slice::<Case>(&text) else {
+        return Ok(Some(CASE.to_owned()));
+    };
+    known.extend(case.buffers.into_iter().filter_map(|buffer| buffer.file));
+    for expect in case.expect {
+        match expect.rule {
+            Rule::Bits { file, mask, .. } => known.extend([Some(file), mask].into_iter().flatten()),
+            Rule::Bound { file, bound, .. } => known.extend([file, bound]),
+        }
+    }
+    for entry in fs::read_dir(folder)? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        if !known.contains(&name) {
+            return Ok(Some(name));
+        }
+    }
+    Ok(None)
+}
+
+/// Refuses what must not reach a terminal or a file name as it is.
+fn check_words(case: &Case) -> std::result::Result<(), String> {
+    let name = |text: &str| {
+        let plain = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+        !text.is_empty() && text.len() <= 128 && text.chars().all(plain)
+    };
+    let buffers = case.buffers.iter().map(|buffer| &buffer.name);
+    let expected = case
+        .expect
+        .iter()
+        .flat_map(|expect| [&expect.name, &expect.buffer]);
+    let steps = case.steps.iter().map(|step| &step.module);
+    let mut names = std::iter::once(&case.case)
+        .chain(buffers)
+        .chain(expected)
+        .chain(steps);
+    if let Some(name) = names.find(|text| !name(text)) {
+        return Err(format!(
+            "{name:?} is no name: letters, digits, _ - and ., at most 128"
+        ));
+    }
+    let axes = case
+        .buffers
+        .iter()
+        .flat_map(|buffer| [&buffer.axes, &buffer.what]);
+    let mut words = axes.chain([&case.what]).chain(&case.pair).chain(&case.phase);
+    match words.find(|text| text.chars().any(char::is_control)) {
+        Some(text) => Err(format!("{text:?} has control characters")),
+        None => Ok(()),
+    }
 }
 
 fn words_of(bytes: &[u8]) -> Vec<u32> {

@@ -8,6 +8,7 @@ mod pair;
 mod side_rows;
 mod twist;
 
+pub(crate) use files::strange;
 pub use files::{read, write};
 
 use serde::{Deserialize, Serialize};
