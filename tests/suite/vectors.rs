@@ -438,7 +438,7 @@ fn a_result_of_any_program_is_judged_without_an_adapter() {
             &[],
             "nothing that is expected",
         ),
-        (&zeros, &["--case", "other"], "manifest.json"),
+        (&zeros, &["--case", "other"], "leave --case out"),
     ] {
         let (code, said) = judge(result, more);
         assert!(
@@ -584,4 +584,238 @@ fn a_shader_of_another_hand_is_judged_in_the_place_of_a_module() {
     assert!(output.status.code() == Some(1) && told(&output).contains("its schema is `other`"));
     let output = kvpack(&["validate", "--wgsl", &split]);
     assert!(output.status.code() == Some(2) && told(&output).contains("--manifest"));
+}
+
+#[test]
+fn shaders_that_only_work_on_the_simplest_case_are_found() {
+    if common::gpu("shaders_that_only_work_on_the_simplest_case").is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("out");
+    let out = path.to_str().unwrap();
+    let output = kvpack(&[
+        "shaders",
+        "export",
+        "--pairs",
+        "int8",
+        "--head-dim",
+        "32",
+        "--to",
+        "wgsl",
+        "--out",
+        out,
+    ]);
+    assert_eq!(output.status.code(), Some(0), "{}", told(&output));
+    let mutants = [
+        (
+            "attention_merge-f32",
+            "has_sink = params.sinks != 0u",
+            "has_sink = false",
+        ),
+        ("attention_merge-f32", "&& params.lse != 0u", ""),
+        (
+            "attention_merge-f32",
+            "let out_row = merge.w * params.q_heads + head",
+            "let out_row = row",
+        ),
+        (
+            "attention_merge-f32",
+            "m = select(max(m, ml.x), m, bitcast<u32>(ml.y) == 0u);",
+            "m = 0.0;",
+        ),
+        (
+            "attention_split-int8-int8-decode",
+            "slots >= vec4<u32>(entry.z)",
+            "slots >= vec4<u32>(0u)",
+        ),
+        (
+            "attention_split-int8-int8-decode",
+            "let first = own - min(params.back, own);",
+            "let first = 0u;",
+        ),
+        (
+            "attention_split-int8-int8-decode",
+            "params.q_offset + (item.query",
+            "(item.query",
+        ),
+        ("quantize-int8", "params.row_offset", "0u"),
+        ("rope", "params.halves == 1u", "true"),
+        ("matmul-f32", "params.output_columns", "params.columns"),
+    ];
+    for (module, from, to) in mutants {
+        let text = fs::read_to_string(path.join(format!("{module}.wgsl"))).unwrap();
+        let spoilt = text.replace(from, to);
+        assert_ne!(spoilt, text, "{module}: {from}");
+        let file = folder.path().join("mine.wgsl");
+        fs::write(&file, spoilt).unwrap();
+        let arguments = [
+            "validate",
+            "--wgsl",
+            file.to_str().unwrap(),
+            "--manifest",
+            out,
+            "--module",
+            module,
+        ];
+        let output = kvpack(&arguments);
+        let said = told(&output);
+        assert!(
+            output.status.code() == Some(1) && said.contains("FAIL"),
+            "{module}, {from}: {said}"
+        );
+    }
+}
+
+#[test]
+fn hostile_shaders_and_places_are_refused_before_anything_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("out");
+    let out = path.to_str().unwrap();
+    let arguments = [
+        "shaders", "export", "--kernel", "quantize", "--pairs", "int8", "--to", "wgsl", "--out", out,
+    ];
+    assert_eq!(kvpack(&arguments).status.code(), Some(0));
+    let good = fs::read_to_string(path.join("quantize-int8.wgsl")).unwrap();
+    let file = folder.path().join("mine.wgsl");
+    let mine = file.to_str().unwrap();
+    let judge = |text: &str, more: &[&str]| {
+        fs::write(&file, text).unwrap();
+        let output = kvpack(&[&["validate", "--wgsl", mine, "--manifest", out], more].concat());
+        (output.status.code(), told(&output))
+    };
+    let (code, said) = judge(
+        &good.replace("const WG_SIZE: u32 = 64u", "const WG_SIZE: u32 = 32u"),
+        &[],
+    );
+    assert!(
+        code == Some(1) && said.contains("its workgroup is [32, 1, 1]"),
+        "{said}"
+    );
+    // A deep expression is refused or runs; it does not end the process.
+    let deep = format!(
+        "{good}\nfn deep() -> i32 {{ return {}1; }}\n",
+        "1+".repeat(20_000)
+    );
+    assert!(matches!(judge(&deep, &[]).0, Some(0 | 1)));
+    let (code, said) = judge(&" ".repeat(600 << 10), &[]);
+    assert!(
+        code == Some(2) && said.contains("at most 524288 are read"),
+        "{said}"
+    );
+    // No report takes the place of what is read.
+    for more in [
+        ["--json", mine],
+        ["--json", path.join("manifest.json").to_str().unwrap()],
+    ] {
+        let (code, said) = judge(&good, &more);
+        assert!(
+            code == Some(2) && said.contains("would take the place of what is read"),
+            "{said}"
+        );
+        assert_eq!(fs::read_to_string(&file).unwrap(), good);
+    }
+    if common::gpu("hostile_shaders").is_none() {
+        return;
+    }
+    let large = format!("{good}\nvar<workgroup> much: array<u32, 100000000>;\n");
+    let (code, said) = judge(&large, &[]);
+    assert!(
+        code == Some(1) && said.contains("bytes of workgroup memory"),
+        "{said}"
+    );
+}
+
+#[test]
+fn judges_take_nothing_for_granted() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("case");
+    let mut case = one_case();
+    // Infinities must be met as they are, and a mask of nothing compares nothing.
+    for expect in &mut case.expect {
+        match &mut expect.rule {
+            Rule::Bound { numbers, .. } => numbers[0] = f64::INFINITY,
+            Rule::Bits { counted, .. } => counted.iter_mut().for_each(|mask| *mask = 0),
+        }
+    }
+    let expect = case.expectation("lse").unwrap().clone();
+    let words = vec![0; case.buffer("lse").unwrap().words.len()];
+    assert!(!case.judge(&expect, &words).unwrap().passed());
+    let expect = case.expectation("k_pages").unwrap().clone();
+    let Rule::Bits { words, .. } = &expect.rule else {
+        panic!("bits")
+    };
+    let verdict = case.judge(&expect, words).unwrap();
+    assert!(verdict.cases == 0 && !verdict.passed());
+
+    // Bounds that let everything pass, words that a terminal would obey, and buffers of all memory are refused.
+    let spoilt: [(fn(&mut Case), &str); 4] = [
+        (|case| case.what = "\u{1b}[2J".to_owned(), "control characters"),
+        (|case| case.case = "a/b".to_owned(), "is no name"),
+        (
+            |case| {
+                for buffer in case.buffers.iter_mut().filter(|buffer| buffer.fill.is_some()) {
+                    buffer.shape = vec![1 << 24];
+                }
+            },
+            "is too large",
+        ),
+        (
+            |case| {
+                for expect in &mut case.expect {
+                    if let Rule::Bound { bounds, .. } = &mut expect.rule {
+                        bounds[0] = f64::INFINITY;
+                    }
+                }
+            },
+            "a bound is no number",
+        ),
+    ];
+    for (spoil, words) in spoilt {
+        let mut case = one_case();
+        spoil(&mut case);
+        let _ = fs::remove_dir_all(&path);
+        cases::write(&case, &path).unwrap();
+        let said = cases::read(&path).unwrap_err().to_string();
+        assert!(
+            said.contains(words) && !said.contains('\u{1b}'),
+            "expected {words}: {said}"
+        );
+    }
+}
+
+#[test]
+fn an_export_takes_the_place_of_an_export_and_of_nothing_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("out");
+    let out = path.to_str().unwrap();
+    let arguments = [
+        "shaders",
+        "export",
+        "--kernel",
+        "residual",
+        "--vectors",
+        "--to",
+        "wgsl",
+        "--out",
+        out,
+    ];
+    assert_eq!(kvpack(&arguments).status.code(), Some(0));
+    assert_eq!(kvpack(&arguments).status.code(), Some(0));
+    for name in [
+        "vectors/residual/my_output.npy",
+        "vectors/notes.txt",
+        "thesis.txt",
+    ] {
+        fs::write(path.join(name), "mine").unwrap();
+        let output = kvpack(&arguments);
+        assert!(
+            output.status.code() == Some(2) && told(&output).contains(name),
+            "{}",
+            told(&output)
+        );
+        assert_eq!(fs::read_to_string(path.join(name)).unwrap(), "mine");
+        fs::remove_file(path.join(name)).unwrap();
+    }
+    assert_eq!(kvpack(&arguments).status.code(), Some(0));
 }

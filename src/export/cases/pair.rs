@@ -19,7 +19,12 @@ const PREFILL_QUERIES: u32 = 5;
 const SHORT: u32 = 5;
 
 pub(super) fn case(choice: &Choice, pair: Pair, phase: Phase, tokens: u32) -> Result<Case> {
-    twisted(choice, pair, phase, tokens, &Twist::default())
+    // The page that measures takes whole pages from decode.
+    let twist = Twist {
+        halves: phase == Phase::Prefill,
+        ..Twist::default()
+    };
+    twisted(choice, pair, phase, tokens, &twist)
 }
 
 /// The same with every option, or at the edges of what attention takes.
@@ -417,7 +422,7 @@ fn attend(
 
 /// The output row of a query.
 fn output_row(query: u32, rows: u32, twist: &Twist) -> u32 {
-    if twist.ranges { rows - 1 - query } else { query }
+    if twist.reverse { rows - 1 - query } else { query }
 }
 
 /// Ranges of one kind: packed, or waiting on either side.
@@ -438,7 +443,7 @@ fn plan(
 ) -> Result<(Vec<Merge>, u32)> {
     let (mut merges, mut partials) = (Vec::new(), 0);
     let page = k.page.tokens;
-    let range = if twist.ranges { page / 2 } else { page };
+    let range = if twist.halves { page / 2 } else { page };
     let rows = sequences.iter().map(|sequence| sequence.queries).sum();
     for (i, sequence) in sequences.iter().enumerate() {
         let packed = [k.places[i].packed, v.places[i].packed];

@@ -16,8 +16,10 @@ pub(super) struct Twist {
     pub factor: Option<f32>,
     /// A last sequence without a token.
     pub empty: bool,
-    /// Ranges of half a page, and output rows in reverse order.
-    pub ranges: bool,
+    /// Ranges of half a page.
+    pub halves: bool,
+    /// Output rows in reverse order.
+    pub reverse: bool,
     /// No LSE is asked for.
     pub no_lse: bool,
     /// Place of K's per-tensor scale; V's is the next.
@@ -37,7 +39,8 @@ impl Twist {
                 sinks: Some((0..q_heads).map(|head| head as f32 - 2.0).collect()),
             },
             gaps: true,
-            ranges: true,
+            halves: true,
+            reverse: true,
             no_lse: true,
             place: 2,
             ..Twist::default()
@@ -48,9 +51,10 @@ impl Twist {
     pub fn edges() -> Twist {
         Twist {
             name: "edges",
-            factor: Some(12.0),
+            factor: Some(60.0),
             empty: true,
-            ranges: true,
+            halves: true,
+            reverse: true,
             ..Twist::default()
         }
     }
