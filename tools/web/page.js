@@ -123,13 +123,13 @@
     at('verdict').className = `verdict ${ok ? 'good' : 'bad'}`;
     const compiled = some(modules.filter((m) => m.status === 'ok').length, 'module');
     const nothing = kvpack.nothingCompared({ modules, cases });
-    let words = `${some(failed, 'module or case', 'modules and cases')} of ${modules.length + cases.length} failed.`;
+    let words = `${some(failed, 'module or case', 'modules and cases')} of ${modules.length + cases.length} failed.${rest}`;
     if (nothing) words = `Nothing was compared: ${nothing}.`;
     if (ok) {
       words = `Everything passed: ${compiled} of ${some(kernels.length, 'kernel')} compiled, `
-        + `${some(checks.length, 'check')} in ${some(cases.length, 'case')}.`;
+        + `${some(checks.length, 'check')} in ${some(cases.length, 'case')}.${rest}`;
     }
-    at('verdict').textContent = words + rest;
+    at('verdict').textContent = words;
     state(ok ? 'passed' : 'failed');
   }
 
