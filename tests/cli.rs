@@ -1048,6 +1048,9 @@ fn models_and_their_options_that_cannot_be_are_refused_by_name() {
     let model = write_model(folder.path());
     let bad = path_in(folder.path(), "bad.txt");
     std::fs::write(&bad, "1 2 three").unwrap();
+    let huge = path_in(folder.path(), "huge.txt");
+    let made = std::fs::File::create(&huge).unwrap();
+    made.set_len((16 << 20) + 1).unwrap();
     let drift = ["drift", "--device", "cpu", "--pairs", "int8", "--model", &model];
     let generate = ["generate", "--device", "cpu", "--model", &model];
     for (arguments, words) in [
@@ -1064,6 +1067,18 @@ fn models_and_their_options_that_cannot_be_are_refused_by_name() {
         (
             [&drift[..], &["--text", "/nowhere/a.txt"]].concat(),
             vec!["/nowhere/a.txt"],
+        ),
+        (
+            [&drift[..], &["--text", path_in(folder.path(), "").as_str()]].concat(),
+            vec!["no regular file"],
+        ),
+        (
+            [&drift[..], &["--text", &huge]].concat(),
+            vec!["huge.txt", "longer than 16 MiB"],
+        ),
+        (
+            [&drift[..], &["--tokens", &huge]].concat(),
+            vec!["huge.txt", "longer than 16 MiB"],
         ),
         (
             [&drift[..], &["--outlier", "8"]].concat(),

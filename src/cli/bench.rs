@@ -15,7 +15,7 @@ use kvpack::spec::{Pair, TABLE};
 
 use super::device::{AdapterArgs, positive};
 use super::output::{Outputs, Progress, print, tell};
-use super::{Failure, usage};
+use super::{Failure, input, usage};
 
 /// What to time.
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -202,7 +202,7 @@ impl Args {
 
 fn read_baseline(path: &Path) -> Result<Baseline, Failure> {
     let name = path.display().to_string();
-    let bytes = std::fs::read(path).map_err(|error| {
+    let bytes = input::read(path, input::MAX_BENCH).map_err(|error| {
         let advice = "name a file that `kvpack bench --json` wrote";
         usage(format!("baseline `{name}`"), error.to_string(), advice)
     })?;

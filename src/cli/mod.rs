@@ -6,6 +6,7 @@ mod device;
 mod drift;
 mod generate;
 mod info;
+mod input;
 mod model;
 mod output;
 mod plan;

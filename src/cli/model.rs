@@ -1,6 +1,6 @@
 //! Trained models on the command line: which files, how weights are kept, and loading with a bar.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use clap::{Args, ValueEnum};
 use kvpack::checkpoint::{Checkpoint, Tokenizer};
@@ -9,7 +9,7 @@ use kvpack::kernels::FloatType;
 use kvpack::model::{self, Placed};
 
 use super::output::Progress;
-use super::{Failure, usage};
+use super::{Failure, input, usage};
 
 /// How weights are kept on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -74,19 +74,24 @@ impl WeightArgs {
     }
 }
 
+/// MiB of a text, or of token ids, at most: far more than any context holds.
+const MAX_TEXT: u64 = 16;
+
 /// The contents of a text file.
-pub fn read_text(option: &str, path: &PathBuf) -> Result<String, Failure> {
-    std::fs::read_to_string(path).map_err(|error| {
+pub fn read_text(option: &str, path: &Path) -> Result<String, Failure> {
+    let refuse = |reason: String| {
         usage(
             format!("{option} {}", path.display()),
-            format!("it cannot be read: {error}"),
-            "give a text file in UTF-8",
+            format!("it cannot be read: {reason}"),
+            format!("give a text file in UTF-8 of at most {MAX_TEXT} MiB"),
         )
-    })
+    };
+    let bytes = input::read(path, MAX_TEXT).map_err(|error| refuse(error.to_string()))?;
+    String::from_utf8(bytes).map_err(|error| refuse(error.utf8_error().to_string()))
 }
 
 /// Token ids from a file: numbers with spaces, line ends, commas or brackets between them.
-pub fn read_ids(option: &str, path: &PathBuf) -> Result<Vec<u32>, Failure> {
+pub fn read_ids(option: &str, path: &Path) -> Result<Vec<u32>, Failure> {
     let text = read_text(option, path)?;
     let parts = text.split(|c: char| c.is_whitespace() || ",[]".contains(c));
     parts

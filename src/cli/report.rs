@@ -12,7 +12,7 @@ use super::device::{AdapterArgs, Kind, is_software, positive, window};
 use super::drift::TEXT;
 use super::model::{WeightArgs, read_ids, read_text};
 use super::output::{Outputs, Progress, print, tell};
-use super::{Failure, usage};
+use super::{Failure, input, usage};
 
 /// What was asked.
 #[derive(clap::Args)]
@@ -216,7 +216,7 @@ impl Args {
 
 fn read_bench(path: &Path) -> Result<BenchData, Failure> {
     let name = path.display().to_string();
-    let bytes = std::fs::read(path).map_err(|error| {
+    let bytes = input::read(path, input::MAX_BENCH).map_err(|error| {
         let advice = "name a file that `kvpack bench --json` wrote";
         usage(format!("benchmark `{name}`"), error.to_string(), advice)
     })?;

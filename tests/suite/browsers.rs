@@ -67,9 +67,14 @@ fn run(command: &mut Command) -> Option<(i32, String)> {
 
 /// `tools/browser/run.mjs` on a folder, on the driver that the machine has.
 fn dawn(folder: &Path) -> Option<(i32, String)> {
+    dawn_with(folder, &[])
+}
+
+fn dawn_with(folder: &Path, options: &[&str]) -> Option<(i32, String)> {
     run(Command::new("node")
         .arg(common::path("tools/browser/run.mjs"))
-        .arg(folder))
+        .arg(folder)
+        .args(options))
 }
 
 /// The same on SwiftShader.
@@ -90,7 +95,8 @@ fn dawn_on_swiftshader(folder: &Path) -> Option<(i32, String)> {
         .env("VK_ICD_FILENAMES", &icd))
 }
 
-/// Every module compiled, every case ran, nothing failed; `left_out` modules and cases need what the driver lacks.
+/// Every module compiled, every case ran, nothing failed; `left_out` modules and cases need what the driver lacks: all cases
+/// then, so that nothing was compared, which is no pass.
 fn assert_all_ran(folder: &Path, (code, text): (i32, String), left_out: usize) {
     let manifest = manifest(folder);
     let modules = manifest["modules"].as_array().unwrap();
@@ -98,7 +104,8 @@ fn assert_all_ran(folder: &Path, (code, text): (i32, String), left_out: usize) {
     assert!(!modules.is_empty() && !cases.is_empty());
     let shown: Vec<_> = text.lines().filter(|line| !line.starts_with("ok ")).collect();
     let shown = shown.join("\n");
-    assert_eq!(code, 0, "{shown}");
+    assert_eq!(code, i32::from(left_out > 0), "{shown}");
+    assert_eq!(text.contains("nothing was compared"), left_out > 0, "{shown}");
     let last = text.lines().find(|line| line.contains(" modules, ")).unwrap();
     let (first, end) = (
         format!("{} modules, ", modules.len()),
@@ -316,6 +323,115 @@ fn dawn_refuses_folders_that_are_none() {
     }
 }
 
+/// Changes the manifest of a folder.
+fn change_manifest(folder: &Path, change: impl FnOnce(&mut Value)) {
+    let mut manifest = manifest(folder);
+    change(&mut manifest);
+    fs::write(folder.join("manifest.json"), manifest.to_string()).unwrap();
+}
+
+#[test]
+fn a_run_of_dawn_that_compares_nothing_is_no_pass() {
+    for (fields, lacking, words) in [
+        (&["vectors"][..], false, "the export has no cases"),
+        (&["vectors", "modules"], false, "the export has no modules"),
+        (&[], true, "every case needs what this adapter lacks"),
+    ] {
+        let folder = one_case(portable(), CASE);
+        change_manifest(folder.path(), |manifest| {
+            for field in fields {
+                manifest[field] = Value::Array(Vec::new());
+            }
+            for module in manifest["modules"].as_array_mut().unwrap() {
+                if lacking {
+                    module["portable"] = false.into();
+                    module["features"] = vec!["nope"].into();
+                }
+            }
+        });
+        let Some((code, text)) = dawn(folder.path()) else {
+            return;
+        };
+        let told = format!("nothing was compared, which is no pass: {words}");
+        assert!(code == 1 && text.contains(&told), "{code}: {text}");
+    }
+}
+
+#[test]
+fn dawn_opens_plain_names_alone_and_prints_no_control_characters() {
+    for file in [
+        "../x.wgsl",
+        "%2e%2e/x.wgsl",
+        "..%2fx.wgsl",
+        "/x.wgsl",
+        "./x.wgsl",
+        "a//x.wgsl",
+        "..\\x.wgsl",
+    ] {
+        let folder = one_case(portable(), CASE);
+        change_manifest(folder.path(), |manifest| {
+            manifest["modules"][0]["file"] = file.into()
+        });
+        let (code, text) = dawn(folder.path()).unwrap();
+        let words = "modules[0].file: a path within the folder";
+        assert!(code == 2 && text.contains(words), "{file}: {code}: {text}");
+    }
+    // Names, and words of the compiler.
+    let folder = one_case(portable(), CASE);
+    let name = "\u{1b}[2J\nok      forged\u{202e}\u{9b}";
+    change_manifest(folder.path(), |manifest| {
+        for module in manifest["modules"].as_array_mut().unwrap() {
+            module["entry_point"] = name.into();
+        }
+        manifest["modules"][0]["name"] = name.into();
+        manifest["vectors"][0]["case"] = name.into();
+    });
+    let Some((code, text)) = dawn(folder.path()) else {
+        return;
+    };
+    assert!(code == 1 && text.contains("\\u{1b}[2J"), "{code}: {text}");
+    assert!(!text.lines().any(|line| line.starts_with("ok ")), "{text}");
+    assert!(!text.contains(['\u{1b}', '\u{202e}', '\u{9b}']), "{text:?}");
+}
+
+#[test]
+fn dawn_asks_before_its_work_whether_the_results_can_be_written() {
+    let folder = one_case(portable(), CASE);
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    for path in [at("missing/x.json"), at("vectors"), at("manifest.json/x.json")] {
+        let (code, text) = dawn_with(folder.path(), &["--json", &path]).unwrap();
+        assert!(
+            code == 2 && text.lines().count() == 1 && text.starts_with("run.mjs: --json "),
+            "{code}: {text}"
+        );
+    }
+    let Some((code, text)) = dawn_with(folder.path(), &["--json", &at("x.json")]) else {
+        return;
+    };
+    assert_eq!(code, 0, "{text}");
+    let results: Value = serde_json::from_slice(&fs::read(at("x.json")).unwrap()).unwrap();
+    assert_eq!(results["cases"][0]["case"], CASE);
+    #[cfg(unix)]
+    {
+        // A link stays one.
+        std::os::unix::fs::symlink(at("y.json"), at("link.json")).unwrap();
+        assert_eq!(
+            dawn_with(folder.path(), &["--json", &at("link.json")]).unwrap().0,
+            0
+        );
+        assert!(fs::read_link(at("link.json")).is_ok());
+        assert_eq!(fs::read(at("y.json")).unwrap()[..1], *b"{");
+    }
+    if cfg!(target_os = "linux") {
+        let (code, text) = dawn_with(folder.path(), &["--json", "/dev/full"]).unwrap();
+        assert!(
+            code == 1 && text.contains("run.mjs: --json /dev/full: ENOSPC"),
+            "{code}: {text}"
+        );
+        assert!(!text.contains("    at "), "{text}");
+    }
+}
+
 #[test]
 fn the_page_runs_every_case_in_chromium() {
     let script = common::path("tools/browser/page_test.mjs");
@@ -339,4 +455,29 @@ fn golden_vectors_decode_with_numpy_by_the_written_layout() {
     change(&rows, |bytes| *bytes.last_mut().unwrap() ^= 0x80);
     let (code, text) = decode(copy.path());
     assert!(code == 1 && text.contains("head 1, channel 63"), "{text}");
+
+    // What cannot be read fails by the name of its case, in one line.
+    let case = copy.path().join(format!("vectors/{CASE}/case.json"));
+    let whole = fs::read_to_string(&case).unwrap();
+    let outside = whole.replace("\"k_rows.expected.npy\"", "\"../k_rows.expected.npy\"");
+    let flat = whole.replace("\"page_tokens\": 32", "\"page_tokens\": 0");
+    let missing = whole.replace("\"k_rows.expected.npy\"", "\"none.npy\"");
+    for (bytes, words) in [
+        (&b"\xff\0"[..], "UnicodeDecodeError"),
+        (&b"["[..], "JSONDecodeError"),
+        ("[".repeat(100_000).as_bytes(), "RecursionError"),
+        (
+            outside.as_bytes(),
+            "'../k_rows.expected.npy' is no plain file name",
+        ),
+        (flat.as_bytes(), "the layout gives"),
+        (missing.as_bytes(), "none.npy"),
+    ] {
+        assert_ne!(bytes, whole.as_bytes(), "{words}");
+        fs::write(&case, bytes).unwrap();
+        let (code, text) = decode(copy.path());
+        let told = format!("FAILED  {CASE}: cannot be read: ");
+        assert!(code == 1 && text.lines().count() == 2, "{code}: {text}");
+        assert!(text.starts_with(&told) && text.contains(words), "{text}");
+    }
 }

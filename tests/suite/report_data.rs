@@ -715,6 +715,13 @@ fn what_cannot_be_is_refused_before_the_work_and_nothing_is_written() {
             .replace("\"schema\": 1", "\"schema\": 9")
             .as_bytes(),
     );
+    let forged = String::from_utf8(kvpack_bench()).unwrap();
+    write(
+        "forged.json",
+        forged.replace("\"int4\"", "\"int4\u{202e}\"").as_bytes(),
+    );
+    let huge = std::fs::File::create(folder.path().join("huge.json")).unwrap();
+    huge.set_len((64 << 20) + 1).unwrap();
     for (arguments, words) in [
         (
             &["--bench", "drift.json"][..],
@@ -723,7 +730,17 @@ fn what_cannot_be_is_refused_before_the_work_and_nothing_is_written() {
         (&["--bench", "half.json"], &["half.json", "kvpack bench --json"]),
         (&["--bench", "other.json"], &["schema is 9"]),
         (&["--bench", "missing.json"], &["missing.json"]),
-        (&["--bench", "."], &["benchmark `.`"]),
+        (&["--bench", "."], &["benchmark `.`", "no regular file"]),
+        (&["--bench", "huge.json"], &["huge.json", "longer than 64 MiB"]),
+        (
+            &["--bench", "forged.json"],
+            &["forged.json", r#""int4\u{202e}" as its pair"#],
+        ),
+        #[cfg(unix)]
+        (
+            &["--bench", "/dev/zero"],
+            &["benchmark `/dev/zero`", "no regular file"],
+        ),
         (
             &["--out", "missing/page.html"],
             &["missing/page.html", "does not exist"],
@@ -753,7 +770,7 @@ fn what_cannot_be_is_refused_before_the_work_and_nothing_is_written() {
     }
     assert_eq!(
         std::fs::read_dir(folder.path()).unwrap().count(),
-        3,
+        5,
         "something was written"
     );
     // Only what is asked for: the data alone makes no page.

@@ -246,7 +246,8 @@ const TESTS = {
       ['another version', { 'manifest.json': { ...small, version: 2 } }, /version 2 .*reads version 1/],
       ['another target', { 'manifest.json': { ...small, target: 'spirv' } }, /exported for spirv.*wgsl-browser/],
       ['a field that is missing', other({ bindings: undefined }), /modules\[0\]\.bindings: a list is needed/],
-      ['a path outside', other({ file: '../x.wgsl' }), /modules\[0\]\.file: a path within the folder/],
+      ...['../x.wgsl', '%2e%2e/x.wgsl', '..%2fx.wgsl', '/x.wgsl', './x.wgsl', 'a//x.wgsl', '..\\x.wgsl', 'http://x/x.wgsl', 'x.wgsl?a', '']
+        .map((file) => [`the path ${file}`, other({ file }), /modules\[0\]\.file: a path within the folder/]),
     ];
     for (const [name, files, words] of refused) {
       await opened(served(files), async ({ page }) => {
@@ -275,6 +276,36 @@ const TESTS = {
       assert.match(await text(page, '#problem'), /no manifest\.json here: take a folder that/);
       faults.length = 0; // Chromium logs the 404
     });
+  },
+
+  async 'addresses that are no folder are refused in one sentence'() {
+    const wrong = [['javascript:alert(1)', /by http or https, not by javascript:/], ['data:text/plain,x', /not by data:/],
+      ['file:///tmp', /not by file:/], ['http://[', /"http:\/\/\[" is none/]];
+    for (const [given, words] of wrong) {
+      await withPage({ browser, folders: { '/': WEB } }, async ({ page, address }) => {
+        await page.goto(`${address}?export=${encodeURIComponent(given)}`);
+        await finished(page);
+        const told = await text(page, '#problem');
+        assert.match(told, words);
+        assert.ok(!/\n|TypeError/.test(told), told);
+      });
+    }
+  },
+
+  async 'a run that compares nothing does not pass, and says why'() {
+    const small = part(SMALL());
+    const lacking = small.modules.map((module) => ({ ...module, portable: false, features: ['nope'] }));
+    for (const [fields, words] of [
+      [{ vectors: [] }, /Nothing was compared: the export has no cases/],
+      [{ vectors: [], modules: [] }, /Nothing was compared: the export has no modules/],
+      [{ modules: lacking }, /Nothing was compared: every case needs what this adapter lacks/],
+    ]) {
+      await opened(served({ 'manifest.json': { ...small, ...fields } }), async ({ page }) => {
+        assert.equal(await state(page), 'failed');
+        assert.match(await text(page, '#verdict'), words);
+        await looksRight(page, 'nothing');
+      });
+    }
   },
 
   async 'without WebGPU, an adapter, or a secure context the page says so'() {

@@ -8,10 +8,11 @@
 // --unzeroed leaves workgroup memory as it is at first: kernels that store before they load must not need zeros there, and
 // SwiftShader takes seconds a kernel to compile their writing.
 // Output: a line for each module and check, then `N modules, N checks, N failed, N left out`.
-// Exit: 0 all passed, 1 something failed, 2 usage or no export folder, 3 the npm package is missing, 4 Dawn has no driver.
+// Exit: 0 all passed, 1 something failed or nothing was compared, 2 usage or no export folder, 3 the npm package is missing,
+// 4 Dawn has no driver.
 
-import { readFileSync, writeFileSync } from 'node:fs';
-import { basename, join, resolve } from 'node:path';
+import { accessSync, constants, lstatSync, readFileSync, renameSync, rmSync, statSync, writeFileSync } from 'node:fs';
+import { basename, dirname, join, resolve } from 'node:path';
 import { Missing, need, runScript } from './chromium.mjs';
 import '../web/folder.js';
 import '../web/manifest.js';
@@ -37,6 +38,38 @@ function folderReader(folder) {
   };
 }
 
+/** A text of the folder in one line, without letters that steer a terminal or turn the direction of a line. */
+const plain = (text) => String(text).replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, (letter) => `\\u{${letter.codePointAt(0).toString(16)}}`);
+/** The same for words of several lines; the further ones are indented, so that none looks like one of this script. */
+const indented = (text) => String(text).split('\n').map(plain).join('\n    ');
+
+/** What speaks against writing a file there; undefined where nothing does. */
+function unwritable(path) {
+  try {
+    const found = statSync(path, { throwIfNoEntry: false });
+    if (found?.isDirectory()) return 'it is a folder';
+    const place = found ? path : dirname(resolve(path));
+    if (!found && !statSync(place, { throwIfNoEntry: false })?.isDirectory()) return `there is no folder ${place}`;
+    accessSync(place, constants.W_OK);
+    return undefined;
+  } catch (error) {
+    return error.message;
+  }
+}
+
+/** Writes a file, whole or not at all. Links (as /dev/stdout is one) and what is no file are never replaced, but written to. */
+function writeWhole(path, text) {
+  const found = lstatSync(path, { throwIfNoEntry: false });
+  const made = found && !found.isFile() ? path : `${path}.${process.pid}.part`;
+  try {
+    writeFileSync(made, text);
+    if (made !== path) renameSync(made, path);
+  } catch (error) {
+    if (made !== path) rmSync(made, { force: true });
+    throw error;
+  }
+}
+
 function checkLine(kase, check) {
   if (check.ok) {
     const bits = `${check.compared} words, every bit`;
@@ -52,10 +85,10 @@ function checkLine(kase, check) {
 
 function tell({ module, case: kase }) {
   const word = { ok: 'ok     ', failed: 'FAILED ', 'left out': 'left out' };
-  if (module) console.log(`${word[module.status]} module ${module.name}${module.message ? `: ${module.message}` : ''}`);
+  if (module) console.log(`${word[module.status]} module ${plain(module.name)}${module.message ? `: ${indented(module.message)}` : ''}`);
   if (!kase) return;
-  if (kase.message) console.log(`${word[kase.status]} ${kase.case}: ${kase.message}`);
-  for (const check of kase.checks) console.log(checkLine(kase.case, check));
+  if (kase.message) console.log(`${word[kase.status]} ${plain(kase.case)}: ${indented(kase.message)}`);
+  for (const check of kase.checks) console.log(plain(checkLine(kase.case, check)));
 }
 
 function parse(args) {
@@ -85,7 +118,12 @@ async function main(args) {
     if (unknown !== undefined) throw new FolderError(`manifest.json has no case ${unknown}; it has ${known.join(', ') || 'none'}`);
   } catch (error) {
     if (!(error instanceof FolderError)) throw error;
-    console.error(`run.mjs: ${options.folder}: ${error.message}`);
+    console.error(`run.mjs: ${plain(options.folder)}: ${plain(error.message)}`);
+    return 2;
+  }
+  const against = options.json === undefined ? undefined : unwritable(options.json);
+  if (against !== undefined) {
+    console.error(`run.mjs: --json ${plain(options.json)}: ${plain(against)}`);
     return 2;
   }
 
@@ -99,7 +137,7 @@ async function main(args) {
     if (!(error instanceof NoGpu)) throw error;
     throw new Missing(`Dawn finds no adapter that it accepts.\nRun:  eval "$(tools/setup.sh)"   which names a driver that it does`, 4);
   }
-  console.log(`adapter: ${kvpack.title(devices.info)}`);
+  console.log(`adapter: ${plain(kvpack.title(devices.info))}`);
   try {
     const only = (name) => options.cases.length === 0 || options.cases.includes(name);
     const report = await kvpack.runExport({ devices, reader, manifest, tell, only });
@@ -111,8 +149,15 @@ async function main(args) {
     if (options.json) {
       const { generator, target, shape, pairs } = manifest;
       const about = { schema: 'kvpack.results', version: 1, export: { folder: reader.name, generator, target, shape, pairs } };
-      writeFileSync(options.json, `${JSON.stringify({ ...about, adapter: devices.info, ...report }, null, 1)}\n`);
+      try {
+        writeWhole(options.json, `${JSON.stringify({ ...about, adapter: devices.info, ...report }, null, 1)}\n`);
+      } catch (error) {
+        console.error(`run.mjs: --json ${plain(options.json)}: ${plain(error.message)}`);
+        return 1;
+      }
     }
+    const nothing = kvpack.nothingCompared(report);
+    if (nothing) console.error(`run.mjs: nothing was compared, which is no pass: ${nothing}`);
     return kvpack.allPassed(report) ? 0 : 1;
   } finally {
     devices.destroy();

@@ -82,17 +82,26 @@ globalThis.kvpack ??= {};
 
   /** A folder on a server, by its address. */
   function readerOfAddress(address, base) {
-    const root = new URL(address.endsWith('/') ? address : `${address}/`, base);
+    let root;
+    try {
+      root = new URL(address.endsWith('/') ? address : `${address}/`, base);
+    } catch {
+      throw new FolderError(`?export= needs the address of a folder; ${JSON.stringify(address)} is none`);
+    }
+    if (!['http:', 'https:', new URL(base).protocol].includes(root.protocol)) {
+      throw new FolderError(`?export= takes a folder by http or https, not by ${root.protocol} as in ${JSON.stringify(address)}`);
+    }
     return {
       name: parts(root.pathname).at(-1) ?? root.host,
       async read(path) {
+        const file = new URL(path.split('/').map(encodeURIComponent).join('/'), root);
         let answer;
         try {
-          answer = await fetch(new URL(path, root));
+          answer = await fetch(file);
         } catch (error) {
           throw new FolderError(root.protocol === 'file:'
             ? 'a page that was opened from a file cannot fetch a folder by its address: choose or drop the folder'
-            : `${new URL(path, root)}: ${error.message}`);
+            : `${file}: ${error.message}`);
         }
         if (!answer.ok) throw new FolderError(`${path}: ${answer.status} ${answer.statusText} from ${root}`.trim());
         return answer.arrayBuffer();

@@ -35,10 +35,10 @@ globalThis.kvpack ??= {};
     for (const [key, item] of Object.entries(value)) of(item, `${at}.${key}`);
     return value;
   };
-  /** A path below the folder. */
+  /** A path below the folder, of plain names that mean the same in an address and on every system. */
   const path = (value, at) => {
-    const inside = typeof value === 'string' && value !== '' && !value.split(/[/\\]/).includes('..') && !/^([/\\]|\w+:)/.test(value);
-    return inside ? value : wrong(at, value, 'a path within the folder');
+    const inside = typeof value === 'string' && value.split('/').every((part) => /^[\w.-]+$/.test(part) && part !== '.' && part !== '..');
+    return inside ? value : wrong(at, value, 'a path within the folder, of letters, digits and _ . -,');
   };
   const triple = (value, at) => {
     list(count)(value, at);

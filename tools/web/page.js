@@ -122,10 +122,14 @@
     const rest = leftOut > 0 ? ` ${some(leftOut, 'module or case', 'modules and cases')} need what this adapter lacks.` : '';
     at('verdict').className = `verdict ${ok ? 'good' : 'bad'}`;
     const compiled = some(modules.filter((m) => m.status === 'ok').length, 'module');
-    at('verdict').textContent = ok
-      ? `Everything passed: ${compiled} of ${some(kernels.length, 'kernel')} compiled, `
-        + `${some(checks.length, 'check')} in ${some(cases.length, 'case')}.${rest}`
-      : `${some(failed, 'module or case', 'modules and cases')} of ${modules.length + cases.length} failed.${rest}`;
+    const nothing = kvpack.nothingCompared({ modules, cases });
+    let words = `${some(failed, 'module or case', 'modules and cases')} of ${modules.length + cases.length} failed.${rest}`;
+    if (nothing) words = `Nothing was compared: ${nothing}.`;
+    if (ok) {
+      words = `Everything passed: ${compiled} of ${some(kernels.length, 'kernel')} compiled, `
+        + `${some(checks.length, 'check')} in ${some(cases.length, 'case')}.${rest}`;
+    }
+    at('verdict').textContent = words;
     state(ok ? 'passed' : 'failed');
   }
 

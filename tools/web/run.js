@@ -181,8 +181,16 @@ globalThis.kvpack ??= {};
     return [...kernels.values()];
   }
 
-  /** Whether nothing failed, and something passed. */
-  const allPassed = ({ modules, cases }) => [...modules, ...cases].every((r) => r.status !== 'failed') && modules.some((m) => m.status === 'ok');
+  /** Why a run compared nothing, though nothing failed; undefined where something was compared, or failed. */
+  function nothingCompared({ modules, cases }) {
+    if ([...modules, ...cases].some((r) => r.status === 'failed') || cases.some((kase) => kase.checks.length > 0)) return undefined;
+    if (modules.length === 0) return 'the export has no modules';
+    if (cases.length === 0) return 'the export has no cases (--vectors writes them)';
+    return 'every case needs what this adapter lacks';
+  }
 
-  Object.assign(kvpack, { runExport, runSteps, pipelineStore, destroyAll, allPassed });
+  /** Whether nothing failed, and something was compared. */
+  const allPassed = (report) => [...report.modules, ...report.cases].every((r) => r.status !== 'failed') && nothingCompared(report) === undefined;
+
+  Object.assign(kvpack, { runExport, runSteps, pipelineStore, destroyAll, nothingCompared, allPassed });
 })();
