@@ -198,7 +198,7 @@ fn shown(bytes: &[u8]) -> String {
     let (mut text, mut broken) = (String::new(), Vec::new());
     let close = |text: &mut String, broken: &mut Vec<String>| {
         if !broken.is_empty() {
-            *text += &format!("\u{27e8}{}\u{27e9}", broken.join(" "));
+            *text += &format!("\u{27e8}{}\u{27e9}", broken.join("\u{a0}"));
             broken.clear();
         }
     };
@@ -273,12 +273,12 @@ mod tests {
             found,
             [
                 " cat",
-                "\u{27e8}e6 97\u{27e9}",
+                "\u{27e8}e6\u{a0}97\u{27e9}",
                 "\u{27e8}a5\u{27e9}",
                 " \u{27e8}e6\u{27e9}",
                 "\u{65e5}",
                 "\u{fffd}",
-                "\u{27e8}a5\u{27e9}a\u{27e8}97 a5\u{27e9}",
+                "\u{27e8}a5\u{27e9}a\u{27e8}97\u{a0}a5\u{27e9}",
                 ""
             ]
         );
