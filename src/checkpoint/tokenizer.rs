@@ -163,6 +163,54 @@ impl Tokenizer {
             advice: "check the tokenizer of the model".to_owned(),
         })
     }
+
+    /// One token to look at: its text, with bytes that are no whole character in hexadecimal, as `\u{27e8}e6 97\u{27e9}`. Nothing for special
+    /// tokens and for ids without a token.
+    pub fn label(&self, id: u32) -> String {
+        let text = self.decode(&[id]).unwrap_or_default();
+        if !text.contains(char::REPLACEMENT_CHARACTER) {
+            return text;
+        }
+        // Only tokens of bytes are without a text; how they are written depends on the kind of tokenizer.
+        let bytes = self.inner.id_to_token(id).and_then(|token| bytes_of(&token));
+        bytes.map_or(text, |bytes| shown(&bytes))
+    }
+}
+
+/// The bytes of a token of bytes: of one by its number, `<0xE6>`, or of several, each as the letter that byte-level BPE has for it.
+fn bytes_of(token: &str) -> Option<Vec<u8>> {
+    let number = token.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
+    if let Some(byte) = number.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
+        return Some(vec![byte]);
+    }
+    // Bytes that print are themselves; the others follow from U+0100 on, in their order.
+    let prints = |byte: &u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+    let others: Vec<u8> = (0..=u8::MAX).filter(|byte| !prints(byte)).collect();
+    let byte = |letter: char| match u8::try_from(letter) {
+        Ok(byte) => Some(byte).filter(prints),
+        Err(_) => others.get((letter as usize).checked_sub(0x100)?).copied(),
+    };
+    token.chars().map(byte).collect()
+}
+
+/// Bytes as text, those that are no whole character in hexadecimal.
+fn shown(bytes: &[u8]) -> String {
+    let (mut text, mut broken) = (String::new(), Vec::new());
+    let close = |text: &mut String, broken: &mut Vec<String>| {
+        if !broken.is_empty() {
+            *text += &format!("\u{27e8}{}\u{27e9}", broken.join("\u{a0}"));
+            broken.clear();
+        }
+    };
+    for chunk in bytes.utf8_chunks() {
+        if !chunk.valid().is_empty() {
+            close(&mut text, &mut broken);
+            text += chunk.valid();
+        }
+        broken.extend(chunk.invalid().iter().map(|byte| format!("{byte:02x}")));
+    }
+    close(&mut text, &mut broken);
+    text
 }
 
 fn wrong(file: &Gguf, error: &dyn std::fmt::Display) -> Error {
@@ -190,4 +238,52 @@ fn first_token(file: &Gguf, pre: &str) -> Result<Option<u32>> {
     };
     let id = id.ok_or_else(|| file.refuse(format!("field `{name}` is missing or no token id")))?;
     Ok(Some(id))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A tokenizer of these tokens with this decoder.
+    fn tokenizer(tokens: &[&str], decoder: &str) -> Tokenizer {
+        let vocab: serde_json::Map<_, _> = (0..)
+            .zip(tokens)
+            .map(|(id, token)| ((*token).to_owned(), serde_json::Value::from(id)))
+            .collect();
+        let json = serde_json::json!({
+            "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null, "pre_tokenizer": null,
+            "post_processor": null, "decoder": serde_json::from_str::<serde_json::Value>(decoder).unwrap(),
+            "model": {"type": "WordLevel", "vocab": vocab, "unk_token": tokens[0]}
+        });
+        Tokenizer {
+            inner: json.to_string().parse().unwrap(),
+            first: None,
+        }
+    }
+
+    #[test]
+    fn a_part_of_a_character_is_labelled_by_its_bytes() {
+        // In the letters of byte-level BPE: a word; e6 97; a5; a space and e6; the whole of e6 97 a5; U+FFFD itself; a5, a and 97 a5.
+        let letters = ["Ġcat", "æĹ", "¥", "Ġæ", "æĹ¥", "ï¿½", "¥aĹ¥"];
+        let level =
+            r#"{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false}"#;
+        let level = tokenizer(&letters, level);
+        let found: Vec<String> = (0..8).map(|id| level.label(id)).collect();
+        assert_eq!(
+            found,
+            [
+                " cat",
+                "\u{27e8}e6\u{a0}97\u{27e9}",
+                "\u{27e8}a5\u{27e9}",
+                " \u{27e8}e6\u{27e9}",
+                "\u{65e5}",
+                "\u{fffd}",
+                "\u{27e8}a5\u{27e9}a\u{27e8}97\u{a0}a5\u{27e9}",
+                ""
+            ]
+        );
+        let fallback = tokenizer(&["<0xE6>", "<0x41>", "\u{fffd}"], r#"{"type": "ByteFallback"}"#);
+        let found: Vec<String> = (0..3).map(|id| fallback.label(id)).collect();
+        assert_eq!(found, ["\u{27e8}e6\u{27e9}", "A", "\u{fffd}"]);
+    }
 }

@@ -189,10 +189,7 @@ impl Args {
         };
         // Ids without a text of their own, as special tokens, go by their number.
         let text_of = |id: u32| {
-            let text = loaded
-                .tokenizer
-                .as_ref()
-                .and_then(|tokenizer| tokenizer.decode(&[id]).ok());
+            let text = loaded.tokenizer.as_ref().map(|tokenizer| tokenizer.label(id));
             text.filter(|text| !text.is_empty())
                 .unwrap_or_else(|| format!("#{id}"))
         };

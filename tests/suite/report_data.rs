@@ -8,6 +8,7 @@ use base64::engine::general_purpose::STANDARD;
 use kvpack::cache::{CacheSpec, K, TensorScales, V};
 use kvpack::drift::{Convention, Device, DriftOptions, Mode, cache_spec};
 use kvpack::model::{PROMPTS, encode, tiny};
+use kvpack::pages::PageLayout;
 use kvpack::recording::{LAYOUTS, OUTLIERS, layouts_study, tiny_study};
 use kvpack::reference::ReferenceCache;
 use kvpack::report::page::{BenchData, Data, Report, SCHEMA_TEXT, Table, html};
@@ -100,6 +101,9 @@ pub struct Expected {
     scales: Vec<u32>,
     waiting: Vec<u32>,
     packed_at: Vec<u32>,
+    /// The words of the last packed page: of short prompts, of the only one.
+    pub packed_page: Vec<u32>,
+    pub layout: PageLayout,
     /// Read back at the end, `[token][head][channel]`.
     pub read: Vec<f32>,
 }
@@ -162,9 +166,10 @@ pub fn expected(spec: &CacheSpec, layer: u32, rows: [&[f32]; 2]) -> [Expected; 2
             scales: Vec::new(),
             waiting: waiting.next().unwrap(),
             packed_at: packed_at.next().unwrap(),
+            packed_page: vec![0; layout.words as usize],
+            layout,
             read: vec![0.0; tokens * row],
         };
-        let mut packed_page = vec![0; layout.words as usize];
         let mut rest = &words[..];
         for page in pages {
             let (words, after) = rest.split_at(page.layout.words as usize);
@@ -185,9 +190,10 @@ pub fn expected(spec: &CacheSpec, layer: u32, rows: [&[f32]; 2]) -> [Expected; 2
                 }
             }
             if !page.pool.waiting {
-                packed_page = words.to_vec();
+                found.packed_page = words.to_vec();
             }
         }
+        let packed_page = found.packed_page.clone();
         let bits = |slot: u32, head: u32, channel: u32| {
             let (word, bit) = layout.scale_at(slot, head, channel).unwrap();
             (packed_page[word as usize] >> bit) & (u32::MAX >> (32 - layout.side.scale.bits()))
@@ -492,11 +498,11 @@ fn the_sentences_say_what_was_measured() {
             match counts[s][1] {
                 0 => assert!(!text.contains("vanish"), "{text}"),
                 _ if share < 9.95 => assert!(
-                    text.contains(&format!("{share:.1} % of the {name}")),
+                    text.contains(&format!("{share:.1}\u{a0}% of the {name}")),
                     "{share} {text}"
                 ),
                 _ => assert!(
-                    text.contains(&format!("{share:.0} % of the {name}")),
+                    text.contains(&format!("{share:.0}\u{a0}% of the {name}")),
                     "{share} {text}"
                 ),
             }
@@ -504,6 +510,20 @@ fn the_sentences_say_what_was_measured() {
         let never =
             text.contains("The keys were never packed") && text.contains("The values were never packed");
         assert_eq!(never, format["pair"] == "int4c(64)", "{text}");
+        // Numbers stand with their sign, spaces in quoted texts show, and fp8 has two scales a layer.
+        assert!(!text.contains(" %"), "{text}");
+        let quoted = text
+            .split('\u{201c}')
+            .skip(1)
+            .map(|rest| rest.split('\u{201d}').next().unwrap());
+        for quoted in quoted {
+            assert!(!quoted.contains(' '), "{quoted:?}");
+        }
+        assert_eq!(
+            text.contains("one scale for the keys and one for the values of a layer"),
+            format["pair"] == "fp8",
+            "{text}"
+        );
         assert_eq!(
             text.contains("Nothing is lost"),
             format["pair"] == "f32",

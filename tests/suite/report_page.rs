@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
+use kvpack::scales::ScaleLayout;
 use serde_json::Value;
 
 use crate::common;
@@ -121,6 +122,18 @@ fn the_checks_can_fail() {
             "factor",
         ),
         (
+            "mouse",
+            "`${above + (cell - 12) / 2}px`",
+            "`${(cell - 12) / 2}px`",
+            "K as read back from the cache: beside 0 stands",
+        ),
+        (
+            "mouse",
+            "` changed-${second ? 'b' : 'a'}`",
+            "` changed-a`",
+            "lines under tokens",
+        ),
+        (
             "keys",
             "class: `point${side}`, tabindex: 0",
             "class: `point${side}`, tabindex: -1",
@@ -148,18 +161,29 @@ fn the_checks_can_fail() {
     assert_eq!(code, 1);
 }
 
-/// What the page shows of a sample of numbers, bit for bit, from the rows that it holds.
 #[test]
 fn shown_numbers_are_those_of_the_reference() {
-    let page = fs::read_to_string(tiny_page()).unwrap();
-    let data = data_of(&page);
-    let sample: Value = serde_json::from_str(&check("numbers", tiny_page())).unwrap();
+    compare_numbers(tiny_page());
+    // A scale in another word than the page's is found.
+    let page = spoilt(
+        "scales.html",
+        "kind.scale_offset + Math.floor",
+        "kind.scale_offset + 1 + Math.floor",
+    );
+    assert!(std::panic::catch_unwind(|| compare_numbers(&page)).is_err());
+}
+
+/// Compares what a page shows of a sample of numbers, bit for bit, with the reference on the rows that it holds.
+fn compare_numbers(page: &Path) {
+    let data = data_of(&fs::read_to_string(page).unwrap());
+    let sample: Value = serde_json::from_str(&check("numbers", page)).unwrap();
     let found = sample["found"].as_array().unwrap();
     // 3 factors, 8 pairs, 4 prompts, 2 layers, 2 heads, 2 sides, 8 channels of a token each.
     assert_eq!(found.len(), 3 * 8 * 4 * 2 * 2 * 2 * 8);
     let options = tiny_options();
     let number = |value: &Value| value.as_u64().unwrap();
     let bits = |value: &Value| f64::from_bits(value.as_str().unwrap().parse().unwrap());
+    let (mut scales, mut words) = (0, 0);
     for at in found.chunks(8) {
         let first = &at[0];
         let takes = data["recordings"][0]["takes"].as_array().unwrap();
@@ -191,14 +215,94 @@ fn shown_numbers_are_those_of_the_reference() {
                 "{shown}"
             );
             assert_eq!(shown["shown"], true, "{shown}");
+            // The word of the page in which its scale is shown, and the framed bits.
+            match (
+                shown["packed"].as_bool().unwrap(),
+                expected
+                    .layout
+                    .scale_at(token as u32, head as u32, channel as u32),
+            ) {
+                (true, Some((word, bit))) => {
+                    let scale = (expected.packed_page[word as usize] >> bit)
+                        & (u32::MAX >> (32 - expected.layout.side.scale.bits()));
+                    assert_eq!(shown["scale"], serde_json::json!([word, bit, scale]), "{shown}");
+                    scales += 1;
+                }
+                _ => assert!(shown["scale"].is_null(), "{shown}"),
+            }
         }
+        // The scale of a tensor stands beside the pages.
+        let tensor = &run["tensor_scales"][layer][side];
+        let tensor = tensor
+            .as_f64()
+            .map(|scale| format!("0x{:08x}", (scale as f32).to_bits()));
+        let shows = expected.layout.side.layout == ScaleLayout::PerTensor;
+        assert_eq!(
+            first["tensor"].as_str(),
+            tensor.as_deref().filter(|_| shows),
+            "{first}"
+        );
+        // Whole words too, where all of their scales are known.
+        for word in first["scale_words"].as_array().unwrap() {
+            let place = number(&word[0]) as usize;
+            assert_eq!(
+                word[1],
+                format!("0x{:08x}", expected.packed_page[place]),
+                "{first}"
+            );
+            words += 1;
+        }
+    }
+    // 4 pairs of 8 have scales in their pages; some rows wait.
+    assert!(
+        scales > 1000 && words > 200,
+        "{scales} scales, {words} whole words"
+    );
+}
+
+#[test]
+fn what_a_layman_asks_is_said() {
+    let found: Value = serde_json::from_str(&check("inert", tiny_page())).unwrap();
+    let text = found["text"].as_str().unwrap();
+    for words in [
+        "The tiny model has random weights: its guesses mean nothing as text.",
+        "Layer, head, channel",
+        "Prefill, decode",
+        "Largest difference",
+        "1 nat is",
+        "llvmpipe",
+        "f32 and f16: ",
+        "fp8: ",
+        "fp4: ",
+        "int8, int4 and int2: ",
+    ] {
+        assert!(text.contains(words), "{words}");
+    }
+    assert_eq!(found["shown"]["meaning"], true);
+    let short = found["short"].as_str().unwrap();
+    let share = short
+        .split("at least 98 in 100 predictions as they were (")
+        .nth(1)
+        .and_then(|rest| rest.split(" of 128)").next());
+    assert!(
+        share.is_some_and(|kept| (126..=128).contains(&kept.parse::<u32>().unwrap())),
+        "{short}"
+    );
+    // No line breaks between a number and its sign.
+    for at in text.match_indices(" %") {
+        let before = text[..at.0].chars().next_back();
+        assert!(
+            !before.is_some_and(|letter| letter.is_ascii_digit()),
+            "{:?}",
+            &text[at.0 - 8..at.0 + 2]
+        );
     }
 }
 
 // ---- texts -----------------------------------------------------------------------------------------------------------
 
 /// Words that mean something to a parser, or that show nothing.
-const HOSTILE: [&str; 14] = [
+const HOSTILE: [&str; 15] = [
     "</script><script>globalThis.hacked=1</script>",
     "<img src=x onerror=\"globalThis.hacked=1\">",
     "<!--",
@@ -213,7 +317,10 @@ const HOSTILE: [&str; 14] = [
     "\u{feff}\u{200b}",
     "${globalThis.hacked=1}",
     "line\nfeed\ttab\r",
+    PART,
 ];
+/// A token that is a part of a character: the byte e6.
+const PART: &str = "<0xE6>";
 
 /// A Hugging Face folder of a model whose vocabulary is the letters a to h and the hostile words: 4 layers, 4 query heads over
 /// 2 KV heads of 16, 2048 positions.
@@ -278,7 +385,7 @@ fn write_model(folder: &Path) {
         .collect();
     let tokenizer = serde_json::json!({
         "version": "1.0", "truncation": null, "padding": null, "added_tokens": added, "normalizer": null,
-        "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null, "decoder": null,
+        "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null, "decoder": {"type": "ByteFallback"},
         "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "a"}
     });
     fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).unwrap();
@@ -333,6 +440,7 @@ fn a_text_of_markup_quotes_and_control_characters_is_inert_and_shown() {
     let data = data_of(&text);
     for word in HOSTILE {
         let texts = data["recordings"][0]["texts"].as_object().unwrap();
+        let word = if word == PART { "\u{27e8}e6\u{27e9}" } else { word };
         assert!(texts.values().any(|text| text == word), "{word:?}");
     }
     let found: Value = serde_json::from_str(&check("inert", &page)).unwrap();
@@ -350,9 +458,11 @@ fn a_text_of_markup_quotes_and_control_characters_is_inert_and_shown() {
         "U+FEFFU+200B",
         "line\u{23ce}feed\u{21e5}tab\u{240d}",
         "&lt;b&gt;",
+        "\u{27e8}e6\u{27e9}",
     ] {
         assert!(tokens.contains(&shown), "{shown:?} is not in {tokens:?}");
     }
+    assert_eq!(found["shown"]["meaning"], false);
     check("looks", &page);
 }
 

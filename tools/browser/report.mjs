@@ -264,9 +264,51 @@ async function mouse(browser, file) {
       await page.mouse.click(box.x + 3, box.y + box.height / 2);
     });
     demand(factor && await page.inputValue('#factor') === '0', 'the slider does not go to its beginning');
+    await beside(page);
+    await changed(page);
     const [download] = await Promise.all([page.waitForEvent('download'), page.click('#save')]);
     demand(download.suggestedFilename() === 'kvpack-report.json', 'the data is not saved');
   });
+}
+
+/** Pointing at a map level with the number of a channel tells of that channel, whether rows wait or not. */
+async function beside(page) {
+  for (const waits of [false, true]) {
+    const format = await page.evaluate((wanted) => DATA.formats.map(({ pair }) => pair).find((pair) => runOf(MAIN, state.outlier, pair).k.waits === wanted), waits);
+    if (!format) continue;
+    await page.selectOption('#format', format);
+    await page.evaluate(() => go(Infinity));
+    for (const map of await page.locator('#lanes .lane:first-child .map:not([hidden])').all()) {
+      await map.evaluate((node) => node.scrollIntoView({ block: 'center', behavior: 'instant' }));
+      const box = await map.locator('canvas').boundingBox();
+      for (const label of await map.locator('.channels span').all()) {
+        const at = await label.boundingBox();
+        await page.mouse.move(box.x + 5, at.y + at.height / 2);
+        const [said, channel] = [await page.textContent('#heat-readout'), await label.textContent()];
+        demand(said.includes(`channel ${channel}:`), `${format}, ${await map.locator('figcaption').textContent()}: beside ${channel} stands ${JSON.stringify(said)}`);
+      }
+    }
+  }
+}
+
+/** Lines under tokens: of each of two formats its own, in its colour. */
+async function changed(page) {
+  const formats = await page.$$eval('#format option', (all) => all.map((option) => option.value));
+  if (formats.length < 2) return;
+  await page.selectOption('#format', formats[formats.length - 1]);
+  await page.selectOption('#other', formats[formats.length - 2]);
+  await page.evaluate(() => go(Infinity));
+  const wrong = await page.evaluate(() => {
+    const reference = promptOf(null);
+    const paint = (name) => css(colour(name)).replaceAll(' ', ', ');
+    return [...document.querySelectorAll('#tokens .token')].flatMap((chip, i) => [['before', state.format, 'a'], ['after', state.other, 'b']].filter(([where, pair, name]) => {
+      const style = getComputedStyle(chip, `::${where}`);
+      const drawn = style.content !== 'none' && style.backgroundColor === paint(name);
+      return drawn !== isFlipped(reference, promptOf(pair), i);
+    }).map(([, pair]) => `${pair} ${i}`));
+  });
+  demand(wrong.length === 0, `lines under tokens that are not those of the predictions: ${wrong}`);
+  demand((await page.textContent('#marks')).includes(formats[formats.length - 2]), 'nothing says whose the lower line is');
 }
 
 async function keys(browser, file) {
@@ -364,6 +406,19 @@ function sample() {
             document.getElementById('side').value = side;
             choose();
             inspectToken(token);
+            const words = [...document.querySelectorAll('#inspector .scales .word')].map((word) => ({ index: Number(word.querySelector('p span').textContent.replaceAll(',', '')),
+              hex: word.querySelector('code')?.textContent, parts: [...word.querySelectorAll('.code')].reverse().map((part) => ({ own: part.classList.contains('own'), bits: part.children[0].textContent,
+                label: part.children[1].textContent })) }));
+            // Of a channel, where labels tell channels; else its block of 16, counted by the row of all heads, or the only word.
+            const scaleOfChannel = (channel) => {
+              for (const [n, { index, parts }] of words.entries()) {
+                const at = parts.findIndex(({ own, label }) => own && (stored.kind.layout !== 'per_channel' || label === `c${channel}`));
+                if (at >= 0 && (stored.kind.layout !== 'per_block' || n === Math.floor(channel / 16))) return [index, at * parts[at].bits.length, parseInt(parts[at].bits, 2)];
+              }
+              return null;
+            };
+            const tensor = document.querySelector('#inspector .tensor code')?.textContent ?? null;
+            const whole = words.filter(({ hex }) => hex).map(({ index, hex }) => [index, hex]);
             const cells = [...document.querySelectorAll('#inspector tbody tr')].map((row) => [...row.children].map((cell) => cell.textContent));
             for (let channel = 0; channel < stored.channels; channel++) {
               const packed = stored.isPacked(token, length);
@@ -373,7 +428,7 @@ function sample() {
                 && (!packed || row[2] === stored.code(token, channel).toString(2).padStart(stored.kind.bits, '0'));
               count++;
               found.push({ pair: run.pair, outlier: taken.outlier, prompt, layer, head, side, token, channel, packed, read: bits(read), error: bits(error),
-                code: packed ? stored.code(token, channel) : 0, shown });
+                code: packed ? stored.code(token, channel) : 0, shown, scale: scaleOfChannel(channel), scale_words: whole, tensor });
             }
           }
         }
@@ -394,6 +449,8 @@ async function inert(browser, file) {
       elements: document.querySelectorAll('img, iframe, object, embed, video, audio, link, base, form, b, i, marquee').length,
       scripts: document.scripts.length,
       tokens: [...document.querySelectorAll('#tokens .token')].map((token) => token.textContent),
+      short: document.getElementById('short').textContent,
+      shown: { meaning: !document.getElementById('meaning').hidden },
       sampled: document.getElementById('sampled').textContent,
       text: document.querySelector('main').textContent,
     }));

@@ -112,6 +112,45 @@ class Stored {
     return this.kind.layout === 'per_tensor' ? this.tensorScale : 1;
   }
 
+  get scaleWidth() {
+    return { f16: 16, e4m3: 8, f32: 32 }[this.kind.scale_type];
+  }
+
+  /**
+   * The words of the page that hold the scales of a packed row when the cache holds `length` tokens: index, page, the word (null where not all of it
+   * is known), and its parts from bit 0 on. A part is another token's, unless scales run over tokens; its value is null where that token is not packed
+   * or not shown.
+   */
+  scaleWords(token, length) {
+    const { kind } = this;
+    const position = this.positions[token];
+    const page = Math.floor(position / kind.page_tokens);
+    const slot = position % kind.page_tokens;
+    const n = 32 / this.scaleWidth;
+    const byChannel = kind.layout === 'per_channel';
+    const row = this.recording.kv_heads * this.channels;
+    const words = new Map();
+    for (let channel = 0; channel < this.channels; channel++) {
+      const rowChannel = this.realHead * this.channels + channel;
+      const element = byChannel ? Math.floor(slot / kind.group) * row + rowChannel
+        : (kind.layout === 'per_block' ? Math.floor(rowChannel / 16) : this.realHead) * kind.page_tokens + slot;
+      const index = kind.scale_offset + Math.floor(element / n);
+      if (words.has(index)) continue;
+      // Pages have whole words of tokens, and heads whole words of channels.
+      const first = (byChannel ? channel : slot) - element % n;
+      const parts = Array.from({ length: n }, (_, i) => {
+        if (byChannel) return { label: `c${first + i}`, own: true, value: this.scaleBits(token, first + i) };
+        const other = page * kind.page_tokens + first + i;
+        const at = this.positions.indexOf(other);
+        return { label: `t${other + 1}`, own: other === position, value: at >= 0 && this.isPacked(at, length) ? this.scaleBits(at, channel) : null };
+      });
+      const known = parts.every(({ value }) => value !== null);
+      const word = known ? parts.reduce((sum, { value }, i) => sum + value * 2 ** (i * this.scaleWidth), 0) : null;
+      words.set(index, { index, page, word, parts });
+    }
+    return [...words.values()];
+  }
+
   /** What is read back of a packed number: one multiplication, rounded to f32. */
   unpacked(token, channel) {
     return Math.fround(codeValue(this.kind.element, this.code(token, channel)) * this.scale(token, channel));

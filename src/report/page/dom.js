@@ -55,7 +55,9 @@ function trimmed(value, places) {
 }
 
 const whole = (value) => value.toLocaleString('en-US');
-const percent = (share) => (share === 0 ? '0 %' : share < 0.001 ? '< 0.1 %' : `${trimmed(share * 100, share < 0.0995 ? 1 : 0)} %`);
+const percent = (share) => (share === 0 ? '0\u00a0%' : share < 0.001 ? '<\u00a00.1\u00a0%' : `${trimmed(share * 100, share < 0.0995 ? 1 : 0)}\u00a0%`);
+/** How much memory a row takes. */
+const ofF16 = (row, places) => `${trimmed(row.percent_of_f16, places)}\u00a0% of FP16`;
 
 /** Options of a select, keeping what was chosen where it is still there. */
 function options(select, entries) {

@@ -93,6 +93,9 @@ function heatMap(title, pick, point) {
     };
     if (what.frame) frame(what.frame[0], what.frame[1], 2.5);
     if (what.mark !== undefined && what.mark >= 0) frame(what.mark, what.mark + 1, 1.5);
+    // The middles of the numbers, 12 pixels high, stand beside those of their rows.
+    channels.style.marginTop = `${above + (cell - 12) / 2}px`;
+    channels.style.marginBottom = `${(cell - 12) / 2}px`;
     channels.replaceChildren(el('span', { text: '0' }), el('span', { text: String(what.channels - 1) }));
     canvas.setAttribute('aria-label', `${title}: ${what.summary ?? ''}`);
   }

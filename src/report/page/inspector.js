@@ -1,4 +1,4 @@
-// One row, bit by bit: computed, code, scale, read back, error; and the words of the page that hold it.
+// One row, bit by bit: computed, code, scale, read back, error; and the words of the page that hold its codes and scales.
 
 function binary(code, bits) {
   return code.toString(2).padStart(bits, '0');
@@ -15,7 +15,7 @@ function inspected(stored, name, second, token, length, side) {
   lane.append(el('h3', { text: `${name}: ${letter} of token ${position + 1}, layer ${stored.recording.shown_layers[state.layer]}, head ${stored.realHead}` }));
   const plain = kind.layout === 'none' || !packed;
   lane.append(el('p', { class: 'state', text: packed
-    ? `${kind.name}: ${plain ? `${bits} bits, no scale` : `a code of ${bits} bits times ${scaleWords(kind)}`}.`
+    ? `${kind.name}: ${plain ? `${bits} bits, no scale` : `a code of ${bits} bits times ${scaleOf(kind, letter)}`}.`
     : `The row waits in f16 until its group of ${kind.group} tokens is full${DATA.measured.window > 0 ? ' and out of the recent window' : ''}; what is read is what waits.` }));
 
   const head = ['channel', 'computed', 'code', ...(plain ? [] : ['its value', 'scale']), 'read back', 'error'];
@@ -33,7 +33,7 @@ function inspected(stored, name, second, token, length, side) {
   lane.append(el('div', { class: 'rowtable', tabindex: 0, role: 'region', 'aria-label': `${name}: the row in numbers` },
     el('table', {}, el('thead', {}, el('tr', {}, ...head.map((text) => el('th', { scope: 'col', text })))), el('tbody', {}, ...body))));
 
-  lane.append(el('h4', { text: packed ? 'The words of the page' : 'The words of the f16 page' }));
+  lane.append(el('h4', { text: packed ? 'The codes in the words of the page' : 'The words of the f16 page' }));
   const words = el('div', { class: 'words', tabindex: 0, role: 'region', 'aria-label': `${name}: the words that hold the row` });
   const count = packed ? kind.head_words : stored.channels / 2;
   const page = Math.floor(position / kind.page_tokens);
@@ -50,31 +50,59 @@ function inspected(stored, name, second, token, length, side) {
       codes.push(el('span', { class: i % 2 === 0 ? 'code even' : 'code' }, el('span', { text: binary(code, bits) }),
         el('small', { text: channel < stored.channels ? `c${channel}` : 'unused' })));
     }
-    words.append(el('div', { class: 'word' },
-      el('p', {}, 'word ', el('span', { text: whole(index) }), ` of page ${page}: `, el('code', { text: `0x${word.toString(16).padStart(8, '0')}` })),
-      el('div', { class: 'bits' }, ...codes)));
+    words.append(wordOf(index, page, word, codes));
   }
   lane.append(words);
+  if (!plain) lane.append(...scalesInPage(stored, name, token, length, letter));
   return lane;
 }
 
-/** Which numbers share a scale, in words. */
-function scaleSharing(kind) {
+/** A word of a page with its parts, that of the highest bits on the left. A word that is not known whole is null. */
+function wordOf(index, page, word, parts) {
+  return el('div', { class: 'word' },
+    el('p', {}, 'word ', el('span', { text: whole(index) }), ` of page ${page}`, ...(word === null ? [] : [': ', el('code', { text: hex(word) })])),
+    el('div', { class: 'bits' }, ...parts));
+}
+
+const hex = (word) => `0x${(word >>> 0).toString(16).padStart(8, '0')}`;
+
+/** The words that hold the scales of a packed row, its own marked; a scale of a tensor stands beside the pages. */
+function scalesInPage(stored, name, token, length, letter) {
+  const titles = { per_channel: 'The scales in the words of the page', per_tensor: 'The scale' };
+  const title = el('h4', { text: titles[stored.kind.layout] ?? 'The scale in the words of the page' });
+  if (stored.kind.layout === 'per_tensor') {
+    const [word] = new Uint32Array(new Float32Array([stored.tensorScale]).buffer);
+    return [title, el('p', { class: 'fine tensor' }, `Not in the page: all ${letter} of the layer share one f32, ${digits(stored.tensorScale)}, `, el('code', { text: hex(word) }), '.')];
+  }
+  const bits = stored.scaleWidth;
+  const parts = (of) => of.map(({ value, label, own }, i) => el('span', { class: ['code', i % 2 === 0 ? 'even' : '', own ? 'own' : ''].join(' ').trim() },
+    el('span', { text: value === null ? '\u00b7'.repeat(bits) : binary(value, bits) }), el('small', { text: label }))).reverse();
+  const list = stored.scaleWords(token, length);
+  const others = list.some(({ parts: of }) => of.some(({ own }) => !own));
+  const unknown = list.some(({ parts: of }) => of.some(({ value }) => value === null));
+  return [title,
+    ...(others ? [el('p', { class: 'fine', text: `Those of this row are framed; the others are of the tokens beside it.${unknown ? ' Dots: not written yet, or not shown here.' : ''}` })] : []),
+    el('div', { class: 'words scales', tabindex: 0, role: 'region', 'aria-label': `${name}: the words that hold the scales of the row` },
+      ...list.map(({ index, page, word, parts: of }) => wordOf(index, page, word, parts(of))))];
+}
+
+/** Which numbers of K or V share a scale, in words. */
+function scaleSharing(kind, letter) {
   switch (kind.layout) {
     case 'per_token': return 'one for each token and head';
     case 'per_block': return 'one for every 16 channels of a token';
     case 'per_channel': return `one for each channel over ${kind.group} tokens`;
-    case 'per_tensor': return 'one for the whole layer';
+    case 'per_tensor': return `one for all ${letter} of the layer`;
     default: return 'none';
   }
 }
 
-function scaleWords(kind) {
+function scaleOf(kind, letter) {
   switch (kind.layout) {
     case 'per_token': return 'a scale of this token and head';
     case 'per_block': return 'a scale of 16 channels of this token';
     case 'per_channel': return `a scale of each channel over ${kind.group} tokens`;
-    case 'per_tensor': return 'one scale of the whole layer';
+    case 'per_tensor': return `the one scale of all ${letter} of the layer`;
     default: return 'no scale';
   }
 }

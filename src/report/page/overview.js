@@ -6,7 +6,7 @@ const damageName = () => (DATA.measured.trained ? 'centred logit drift' : 'logit
 
 function rowInWords(row) {
   const kept = `${whole(row.top1)} of ${whole(row.predictions)} predictions unchanged`;
-  return `${row.pair}: ${trimmed(row.bits_per_number, 4)} bits a number (${trimmed(row.percent_of_f16, 1)} % of FP16), ${damageName()} `
+  return `${row.pair}: ${trimmed(row.bits_per_number, 4)} bits a number (${ofF16(row, 1)}), ${damageName()} `
     + `${digits(damageOf(row))}, ${kept}, mean KL ${digits(row.mean_kl)}.`;
 }
 
@@ -37,13 +37,16 @@ function inShort() {
   const list = rows().filter((row) => row.predictions > 0);
   if (list.length === 0) return '';
   const share = (row) => row.top1 / row.predictions;
-  const cost = (row) => `${trimmed(row.bits_per_number, 4)} bits a number, ${trimmed(row.percent_of_f16, 0)} % of FP16`;
+  const cost = (row) => `${trimmed(row.bits_per_number, 4)} bits a number, ${ofF16(row, 0)}`;
   const cheapest = (some) => some.reduce((a, b) => (b.bits_per_number < a.bits_per_number ? b : a));
   const [bar, name] = DATA.measured.trained ? [0.9, 'nine in ten'] : [0.98, '98 in 100'];
   const good = list.filter((row) => share(row) >= bar);
   const least = cheapest(list);
   const parts = [];
-  if (good.length > 0) parts.push(`In this run ${cheapest(good).pair} is the cheapest format that leaves ${name} predictions as they were: ${cost(cheapest(good))}.`);
+  if (good.length > 0) {
+    const best = cheapest(good);
+    parts.push(`In this run ${best.pair} is the cheapest format that leaves at least ${name} predictions as they were (${whole(best.top1)} of ${whole(best.predictions)}): ${cost(best)}.`);
+  }
   if (share(least) < bar) parts.push(`The cheapest of all, ${least.pair} with ${trimmed(least.bits_per_number, 4)} bits, keeps ${whole(least.top1)} of ${whole(least.predictions)}.`);
   return parts.join(' ');
 }
@@ -51,7 +54,7 @@ function inShort() {
 /** The numbers of a row beside the scatter. */
 function tellRow(row) {
   const figures = [
-    ['memory', `${trimmed(row.bits_per_number, 4)} bits, ${trimmed(row.percent_of_f16, 1)} % of FP16`],
+    ['memory', `${trimmed(row.bits_per_number, 4)} bits, ${ofF16(row, 1)}`],
     [damageName(), digits(damageOf(row))],
     ['predictions unchanged', `${whole(row.top1)} of ${whole(row.predictions)}`],
     ['mean KL', digits(row.mean_kl)],

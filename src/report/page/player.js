@@ -51,7 +51,7 @@ function makeLane(pair, second) {
     const pick = (token) => inspectToken(token);
     const point = (token, channel) => readHeat(lane, stored, side, token, channel);
     const letter = side === 'k' ? 'K' : 'V';
-    const titles = [`${letter} as computed`, `Scales: ${scaleSharing(stored.kind)}`, `${letter} as read back from the cache`, `${letter} error`];
+    const titles = [`${letter} as computed`, `Scales: ${scaleSharing(stored.kind, letter)}`, `${letter} as read back from the cache`, `${letter} error`];
     const maps = titles.map((title) => heatMap(title, pick, point));
     // Numbers without a scale have no map of them.
     if (stored.kind.layout === 'none') maps[1].figure.hidden = true;
@@ -119,6 +119,10 @@ function drawTokens() {
   for (const [shown, all, name] of [[MAIN.shown_layers, MAIN.layers, 'layers'], [MAIN.shown_heads, MAIN.kv_heads, 'KV heads']]) {
     if (shown.length < all) parts.push(`${shown.length} of ${all} ${name} are shown: ${shown.join(', ')}.`);
   }
+  const whose = lanes.map(({ pair, second }) => el('span', { class: 'whose' }, el('span', { class: second ? 'stroke second' : 'stroke' }),
+    lanes.length > 1 ? `${pair} (the ${second ? 'lower' : 'upper'} line)` : pair));
+  $('marks').replaceChildren(...(whose.length > 0 ? ['A line under a token: the prediction after it is not that of the f32 cache any more, with ', whose[0],
+    ...(whose[1] ? [' or ', whose[1]] : []), '.'] : []));
   $('sampled').textContent = parts.join(' ');
   $('sampled').hidden = parts.length === 0;
 }
@@ -135,10 +139,10 @@ function drawStep() {
   $('next').disabled = $('last').disabled = state.step === count;
   $('play').disabled = count === 0;
   const reference = promptOf(null);
-  const first = lanes[0] && promptOf(lanes[0].pair);
   $('tokens').querySelectorAll('.token').forEach((chip, i) => {
     const when = i + 1 === state.step ? 'now' : i < state.step ? 'past' : 'future';
-    chip.className = `token ${when}${first && i < state.step && isFlipped(reference, first, i) ? ' flipped' : ''}`;
+    const changed = lanes.map(({ pair, second }) => (i < state.step && isFlipped(reference, promptOf(pair), i) ? ` changed-${second ? 'b' : 'a'}` : ''));
+    chip.className = `token ${when}${changed.join('')}`;
   });
 
   const colours = palette();
@@ -150,7 +154,8 @@ function drawStep() {
         tokens: count, channels: stored.channels, colours, gaps: gaps(stored.positions), mark: state.step - 1, kind: 'values', largest,
         summary: `${state.step} of ${count} shown tokens, largest ${digits(largest)}`,
       };
-      const waits = (token) => there(token) && !stored.isPacked(token, length);
+      // A band for rows that wait, only where some can.
+      const waits = stored.kind.waits ? (token) => there(token) && !stored.isPacked(token, length) : undefined;
       const frame = closedNow(stored);
       maps[0].draw({ ...common, value: (t, c) => (there(t) ? stored.computed(t, c) : null) });
       const scaled = (t) => there(t) && stored.isPacked(t, length) && stored.kind.layout !== 'none';
@@ -177,7 +182,7 @@ function drawLegend(colours) {
     parts.push(el('span', { class: 'ramp' }, el('span', { class: 'swatch wait' }), el('span', { text: 'the row waits in f16' })),
       el('span', { text: 'A thick frame is a group that closes now.' }));
   }
-  if (parts.length > 0) parts.push(el('span', { text: 'Colours go by the square root, so that small numbers show. A thin frame is the newest token; a red line under a token says that the prediction after it changed.' }));
+  if (parts.length > 0) parts.push(el('span', { text: 'Colours go by the square root, so that small numbers show. A thin frame is the newest token.' }));
   $('legend').replaceChildren(...parts);
 }
 
@@ -305,6 +310,7 @@ function startPlayer() {
       play();
     }
   });
+  $('meaning').hidden = DATA.measured.trained;
   const first = 'Each column is a token, each row a channel of the chosen head: on top what the model computed, below it the scales in grey, what the cache gives back, and how far '
     + 'that is off. Formats whose scales run over tokens keep rows in f16 until a group is full; then the group is packed at once. ';
   $('watch-intro').textContent = first + (DATA.measured.mode === 'prefill'

@@ -35,7 +35,7 @@ function predictionList(recording, title, prompt, token, reference, kind) {
   if (reference) {
     const [from] = topOf(reference, token);
     block.append(el('p', { class: flipped ? 'fine changed' : 'fine', text: flipped
-      ? `changed: not \u201c${readable(tokenText(recording, from.id))}\u201d any more, by ${digits(margin(prompt, token))} in the logits`
+      ? `changed: not \u201c${visible(tokenText(recording, from.id))}\u201d any more, by ${digits(margin(prompt, token))} in the logits`
       : 'the same prediction' }));
   }
   return block;

@@ -58,19 +58,25 @@ fn sides(run: &RecordedRun) -> impl Iterator<Item = &[StoredSide; 2]> {
 
 fn stores(figures: &Figures, run: &RecordedRun) -> String {
     let [bits, percent] = [trimmed(figures.bits, 4), trimmed(figures.percent, 1)];
-    let cost = format!("{bits} bits a number, {percent} % of FP16");
+    let cost = format!("{bits} bits a number, {percent}{PERCENT} of FP16");
     let Some([k, v]) = sides(run).next() else {
         return format!("{cost}.");
     };
     let [k, v] = [&k.packed, &v.packed];
     if k.side == v.side {
-        format!("Keys and values are {}: {cost}.", stored_as(k))
+        format!(
+            "Keys and values are {}: {cost}.",
+            stored_as(k, "one scale for the keys and one for the values of a layer")
+        )
     } else {
-        format!("Keys are {}; values are {}: {cost}.", stored_as(k), stored_as(v))
+        let [k, v] = [(k, "keys"), (v, "values")]
+            .map(|(page, name)| stored_as(page, &format!("one scale for all {name} of a layer")));
+        format!("Keys are {k}; values are {v}: {cost}.")
     }
 }
 
-fn stored_as(page: &PageLayout) -> String {
+/// How a side is stored; `per_tensor` says of what a per-tensor scale is.
+fn stored_as(page: &PageLayout, per_tensor: &str) -> String {
     let element = match page.side.element {
         Element::F32 => return "32-bit floats, as computed".to_owned(),
         Element::F16 => return "16-bit floats, half of what they were computed in".to_owned(),
@@ -82,7 +88,7 @@ fn stored_as(page: &PageLayout) -> String {
     };
     let scale = match page.side.layout {
         ScaleLayout::None => String::new(),
-        ScaleLayout::PerTensor => "one scale for the whole layer".to_owned(),
+        ScaleLayout::PerTensor => per_tensor.to_owned(),
         ScaleLayout::PerToken => "a scale for each token and head".to_owned(),
         ScaleLayout::PerBlock => format!("a scale for every {BLOCK_CHANNELS} channels of a token"),
         ScaleLayout::PerChannel { group } => format!("a scale for each channel over {group} tokens"),
@@ -90,19 +96,22 @@ fn stored_as(page: &PageLayout) -> String {
     format!("{element}, with {scale}")
 }
 
+/// The sign on the line of its number.
+const PERCENT: &str = "\u{a0}%";
+
 /// A share as a percentage that is never rounded to 0 or 100 unless it is that.
 fn percent(share: f64) -> String {
     let percent = share * 100.0;
     if percent == 0.0 {
-        "0 %".to_owned()
+        format!("0{PERCENT}")
     } else if percent < 0.1 {
-        "less than 0.1 %".to_owned()
+        format!("less than 0.1{PERCENT}")
     } else if percent < 9.95 {
-        format!("{percent:.1} %")
+        format!("{percent:.1}{PERCENT}")
     } else if percent < 99.5 || percent == 100.0 {
-        format!("{percent:.0} %")
+        format!("{percent:.0}{PERCENT}")
     } else {
-        format!("{percent:.2} %")
+        format!("{percent:.2}{PERCENT}")
     }
 }
 
@@ -221,7 +230,11 @@ fn changed(figures: &Figures, run: &RecordedRun, recording: &Recording) -> Strin
         reference_margin,
         margin,
     } = *flip;
-    let text = |id: u32| recording.texts.get(&id).map_or("", String::as_str);
+    // Spaces as the player shows them.
+    let text = |id: u32| {
+        let text = recording.texts.get(&id).map_or("", String::as_str);
+        text.replace(' ', "\u{2423}")
+    };
     let before: String = recording.prompts[prompt]
         .iter()
         .take(position as usize + 1)
@@ -237,7 +250,7 @@ fn changed(figures: &Figures, run: &RecordedRun, recording: &Recording) -> Strin
         if changed == 1 {
             "After"
         } else {
-            "The surest of these: after"
+            "The change with the largest margin: after"
         },
         digits(reference_margin),
         digits(margin)
