@@ -749,7 +749,8 @@ fn judges_take_nothing_for_granted() {
     assert!(verdict.cases == 0 && !verdict.passed());
 
     // Bounds that let everything pass, words that a terminal would obey, and buffers of all memory are refused.
-    let spoilt: [(fn(&mut Case), &str); 4] = [
+    type Spoil = fn(&mut Case);
+    let spoilt: [(Spoil, &str); 4] = [
         (|case| case.what = "\u{1b}[2J".to_owned(), "control characters"),
         (|case| case.case = "a/b".to_owned(), "is no name"),
         (
