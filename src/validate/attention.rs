@@ -507,6 +507,7 @@ impl Plain {
 
     /// Takes into account that large scores are off by more: each product and partial sum is rounded relative to the sum of
     /// magnitudes.
+    #[cfg(feature = "export")]
     pub(crate) fn large_scores(&mut self, q: &[f32], seen: &[(Vec<f32>, Vec<f32>)], scale: f64) {
         let size = |key: &[f32]| -> f64 {
             let products = q.iter().zip(key).map(|(a, b)| f64::from((a * b).abs()));
