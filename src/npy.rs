@@ -2,13 +2,14 @@
 //! generator, and believe the length of the header.
 
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 
 /// The longest header that is read: real ones have 64 to a few hundred bytes.
 const MAX_HEADER: u64 = 1 << 16;
 
 /// Where the data of files that [`write`] wrote begins.
+#[cfg(feature = "export")]
 pub const DATA_OFFSET: usize = 128;
 
 /// What a file holds.
@@ -85,7 +86,8 @@ pub fn open(path: &Path) -> Result<(File, Header), String> {
 }
 
 /// Writes an array, row-major; its data begins at byte [`DATA_OFFSET`].
-pub fn write(to: &mut impl Write, descr: &str, shape: &[u32], data: &[u8]) -> io::Result<()> {
+#[cfg(feature = "export")]
+pub fn write(to: &mut impl io::Write, descr: &str, shape: &[u32], data: &[u8]) -> io::Result<()> {
     let mut list: Vec<String> = shape.iter().map(u32::to_string).collect();
     if list.len() == 1 {
         list.push(String::new());
@@ -180,7 +182,7 @@ fn short(text: &str) -> String {
     text.chars().take(60).collect()
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "export"))]
 mod tests {
     use super::*;
 
