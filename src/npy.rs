@@ -182,7 +182,8 @@ fn short(text: &str) -> String {
     text.chars().take(60).collect()
 }
 
-#[cfg(all(test, feature = "export"))]
+#[cfg(test)]
+#[cfg(feature = "export")]
 mod tests {
     use super::*;
 
