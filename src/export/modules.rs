@@ -141,7 +141,7 @@ pub struct Module {
 }
 
 /// A side's name as file names have it: `int4c(16)` is `int4c16`.
-fn plain(side: Side) -> String {
+pub(super) fn plain(side: Side) -> String {
     let keep = |c: &char| c.is_ascii_alphanumeric();
     side.to_string().chars().filter(keep).collect()
 }
@@ -162,7 +162,7 @@ impl Choice {
     }
 
     /// What a module's name says of a side: its name, and its head_dim where keys and values differ.
-    fn side_name(&self, page: &PageLayout) -> String {
+    pub(super) fn side_name(&self, page: &PageLayout) -> String {
         let shape = &self.shape;
         let name = plain(page.side);
         if shape.k_head_dim == shape.v_head_dim {

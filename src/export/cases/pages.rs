@@ -4,12 +4,11 @@ use super::super::modules::Choice;
 use super::side_rows::{RUN, float_words, list, mask_padding};
 use super::{Case, NumberType, POISON, Param};
 use crate::error::Result;
-use crate::kernels::FloatType;
 use crate::pages::PageLayout;
 use crate::reference;
 use crate::scales::ScaleLayout;
 use crate::spec::Side;
-use crate::validate::nasty_rows;
+use crate::validate::{formulas, nasty_rows};
 use crate::work::{SlotRun, Status, slot_runs};
 
 /// The scale of per-tensor sides.
@@ -21,15 +20,7 @@ pub(super) fn case(choice: &Choice, side: Side, value: bool) -> Result<Case> {
     let group = side.layout.token_group();
     // Groups are packed whole; other sides end in the middle of four slots that share words of scales.
     let live = 2 * tokens - if group > 1 { 0 } else { 3 };
-    let name: String = side
-        .to_string()
-        .chars()
-        .filter(char::is_ascii_alphanumeric)
-        .collect();
-    let name = match choice.shape.k_head_dim == choice.shape.v_head_dim {
-        true => format!("pages-{name}"),
-        false => format!("pages-{name}-d{}", page.head_dim),
-    };
+    let name = format!("pages-{}", choice.side_name(&page));
     let mut case = Case::new(
         name,
         format!(
@@ -38,10 +29,7 @@ pub(super) fn case(choice: &Choice, side: Side, value: bool) -> Result<Case> {
     );
     let rows: Vec<f32> = nasty_rows(live, row, u64::from(page.head_dim))
         .into_iter()
-        .map(|x| match choice.rows {
-            FloatType::F32 => x,
-            FloatType::F16 => half::f16::from_f32(x).to_f32(),
-        })
+        .map(|x| formulas::rounded(x, choice.rows) as f32)
         .collect();
     let axes = "[token, head, channel]";
     let (kind, words) = float_words(&rows, choice.rows);

@@ -1,15 +1,15 @@
 //! The case of a pair: two sequences are quantised into shuffled, poisoned pages, read back, and attended to.
 
-use super::super::modules::{Choice, Phase};
+use super::super::modules::{Choice, Phase, plain};
 use super::side_rows::{SideRows, float_words, list, rows_buffer};
 use super::twist::{Lie, Twist};
 use super::{Case, NumberType, POISON, Param, Sequence};
 use crate::error::{Error, Result};
 use crate::kernels::FloatType;
 use crate::reference::{self, AttentionShape, Partials};
-use crate::spec::{Pair, Side};
-use crate::validate::Random;
+use crate::spec::Pair;
 use crate::validate::attention::{Plain, output_rounding};
+use crate::validate::{Random, formulas};
 use crate::variant::Arithmetic;
 use crate::work::{Merge, Status, TableEntry, WorkItem};
 
@@ -60,12 +60,6 @@ pub(super) fn twisted(choice: &Choice, pair: Pair, phase: Phase, tokens: u32, tw
         first_row += tokens;
         first_query += queries;
     }
-    let name = |side: Side| -> String {
-        side.to_string()
-            .chars()
-            .filter(char::is_ascii_alphanumeric)
-            .collect()
-    };
     let ending = match twist.name {
         "" => phase.to_string(),
         name => name.to_owned(),
@@ -80,7 +74,7 @@ pub(super) fn twisted(choice: &Choice, pair: Pair, phase: Phase, tokens: u32, tw
         _ => "",
     };
     let mut case = Case::new(
-        format!("attention-{}-{}-{ending}", name(pair.k), name(pair.v)),
+        format!("attention-{}-{}-{ending}", plain(pair.k), plain(pair.v)),
         format!(
             "K in {} and V in {}: rows are packed into pages, read back, and attended to ({phase}), in two sequences of {} and \
              {} tokens{beside}",
@@ -193,10 +187,7 @@ fn attend(
     rows_buffer(case, "q", "queries", &q, (lie, choice.queries));
     let q: Vec<f32> = q
         .iter()
-        .map(|&x| match choice.queries {
-            FloatType::F32 => x,
-            FloatType::F16 => half::f16::from_f32(x).to_f32(),
-        })
+        .map(|&x| formulas::rounded(x, choice.queries) as f32)
         .collect();
     let heads = q.chunks(q_dim as usize);
     let q: Vec<f32> = heads.flat_map(|row| arithmetic.round_query(row)).collect();

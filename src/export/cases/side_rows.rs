@@ -9,7 +9,7 @@ use crate::pages::PageLayout;
 use crate::reference;
 use crate::scales::ScaleLayout;
 use crate::spec::Side;
-use crate::validate::Random;
+use crate::validate::{Random, formulas};
 use crate::work::{SlotRun, Status, slot_runs};
 
 /// Where the rows of one sequence are.
@@ -66,10 +66,7 @@ impl SideRows {
                 } else {
                     1.0
                 };
-            match choice.rows {
-                FloatType::F32 => x,
-                FloatType::F16 => half::f16::from_f32(x).to_f32(),
-            }
+            formulas::rounded(x, choice.rows) as f32
         });
         let rows: Vec<f32> = rows.collect();
         // One page more than is needed: nothing may touch it.
