@@ -4,11 +4,12 @@ use super::super::modules::Choice;
 use super::side_rows::{RUN, float_words, list, mask_padding};
 use super::{Case, NumberType, POISON, Param};
 use crate::error::Result;
+use crate::kernels::FloatType;
 use crate::pages::PageLayout;
 use crate::reference;
 use crate::scales::ScaleLayout;
 use crate::spec::Side;
-use crate::validate::{formulas, nasty_rows};
+use crate::validate::nasty_rows;
 use crate::work::{SlotRun, Status, slot_runs};
 
 /// The scale of per-tensor sides.
@@ -29,7 +30,11 @@ pub(super) fn case(choice: &Choice, side: Side, value: bool) -> Result<Case> {
     );
     let rows: Vec<f32> = nasty_rows(live, row, u64::from(page.head_dim))
         .into_iter()
-        .map(|x| formulas::rounded(x, choice.rows) as f32)
+        // By itself, not through f64: the bits of a NaN stay what they are.
+        .map(|x| match choice.rows {
+            FloatType::F32 => x,
+            FloatType::F16 => half::f16::from_f32(x).to_f32(),
+        })
         .collect();
     let axes = "[token, head, channel]";
     let (kind, words) = float_words(&rows, choice.rows);
